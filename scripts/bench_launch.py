@@ -51,7 +51,7 @@ def main() -> int:
         say("launch → trainer's first line", starts)
         say("trainer killed → outcome known", notices)
         if isinstance(launcher, TmuxLauncher):
-            launcher._server.run("kill-server")
+            launcher.server.run("kill-server")
         launcher.close()
     return 0
 

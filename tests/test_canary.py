@@ -53,7 +53,7 @@ def trained(tmp_path_factory):
     assert done.returncode == 1, done.stderr
     assert place.statuses() == {WOOD: "completed", FAILING: "failed"}, done.stderr
     yield place, done.stdout + done.stderr
-    TmuxLauncher(socket)._server.run("kill-server")
+    TmuxLauncher(socket).server.run("kill-server")
 
 
 def everything(root: Path) -> list[Path]:

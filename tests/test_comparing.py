@@ -70,7 +70,7 @@ def merged_at_last(layout: GraphPaths, ready: PreparedRun, rule: MergeRule = GAT
         try:
             return merge(layout, ready, merge_policy=rule)["experts"][0]
         except ComparingError:
-            comparisons.LAUNCHER.wait([comparisons._launched[folder]], timeout_seconds=1.0)
+            comparisons.LAUNCHER.wait([comparisons.LAUNCHED[folder]], timeout_seconds=1.0)
 
 
 @pytest.mark.craftax

@@ -202,7 +202,7 @@ def test_hostile_names_are_harmless_sessions(world, capsys):
         check_that_nothing_escaped(world)
         check_status(world, capsys, taken)
     finally:
-        tmux._server.run("kill-server")
+        tmux.server.run("kill-server")
 
 
 def test_hostile_names_are_prepared_merged_and_archived(world):

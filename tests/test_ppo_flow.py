@@ -15,6 +15,7 @@ import pytest
 from flax.traverse_util import unflatten_dict
 
 from flowrl import console, ppo_flow, runs, storage
+from flowrl.config import PPOConfig
 from flowrl.errors import EXIT_DIVERGED, EXIT_RESUMABLE, EXIT_USAGE
 from flowrl.experts import checkpoint
 from flowrl.parallel.training_setup import generate_module_with_remapping
@@ -224,6 +225,8 @@ def test_a_library_skill_is_learnt_within_its_budget(tmp_path, skill, frames):
     result = runs.read_result(layout)
     assert result.stopped_early
     assert result.success_rate >= 0.8
+    assert result.frames == result.updates * PPOConfig().num_envs * PPOConfig().num_steps
+    assert result.frames == sum(report.acted for report in result.experts)
 
 
 def test_help_is_there_before_jax_is(tmp_path):

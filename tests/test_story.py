@@ -36,7 +36,7 @@ def socket(tmp_path_factory):
     """A tmux server of our own; it ends with the tests."""
     path = tmp_path_factory.mktemp("tmux") / "socket"
     yield str(path)
-    TmuxLauncher(str(path))._server.run("kill-server")
+    TmuxLauncher(str(path)).server.run("kill-server")
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def test_both_skills_are_trained_and_merged(graph, socket, capsys):
     assert {row["status"] for row in facts["skills"]} == {"completed"}
     assert all(0 < row["frames"] <= 2048 for row in facts["skills"])
     assert list(graph.training_runs.glob("skill_*")) == []
-    until(lambda: not TmuxLauncher(socket)._server.panes(), what="the end of its sessions")
+    until(lambda: not TmuxLauncher(socket).server.panes(), what="the end of its sessions")
 
 
 @pytest.mark.craftax

@@ -117,7 +117,7 @@ class JudgeCommand(ReportCommand):
         names: tuple[str, ...] = (self.judge,)
         if self.benchmark and self.judge == "learned":
             names = ("rule", "logistic", "transformer", *(["openai"] if self.base_url else []))
-        judging, found = _Judging(self, layout, names), {}
+        judging, found = GraphJudging(self, layout, names), {}
         try:
             for name in names:
                 try:
@@ -147,7 +147,7 @@ class JudgeCommand(ReportCommand):
         return 0
 
 
-class _Judging:
+class GraphJudging:
     """The graph's runs, the items to judge, and the judges."""
 
     def __init__(self, flags: JudgeCommand, layout: GraphPaths, names: Sequence[str]) -> None:
@@ -194,7 +194,7 @@ class _Judging:
     @cached_property
     def _episodes(self) -> Study:
         """The first half of a usual episode of each that was played, and how it ended."""
-        found = {skill: self._recorded(run).prefixes() for skill, run in self._runs.items()}
+        found = {skill: self.recorded(run).prefixes() for skill, run in self._runs.items()}
         own = {skill: items for skill, (items, _) in found.items()}
         items = [item for some in own.values() for item in some]
         if len(items) < _FEWEST:
@@ -229,7 +229,7 @@ class _Judging:
         both = [x for one in unseen for x in (one, *calibration.mutants(one, game).values())]
         return Study("text", learn, learn, test, own, both[:_CHANGED])
 
-    def _recorded(self, run: TrainingRun) -> Recording:
+    def recorded(self, run: TrainingRun) -> Recording:
         """Episodes of a run's plan, played by a process of their own, which needs no endpoint."""
         flags, root = self._flags, self._layout.root
         order = replace(flags, graph_path=root, skills=(run.skill,), base_url="")

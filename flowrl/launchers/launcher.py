@@ -21,7 +21,7 @@ class Launcher(ABC):
     """
 
     def __init__(self, *, grace_seconds: float = GRACE_SECONDS) -> None:
-        self._grace_seconds = grace_seconds
+        self.grace_seconds = grace_seconds
         self._watcher = EndWatcher()
 
     @abstractmethod
@@ -37,7 +37,7 @@ class Launcher(ABC):
         known = self.find(job)
         if known is not None and self.poll(known, job.folder) is None:
             return known
-        run_status.prepare(job, grace_seconds=self._grace_seconds)
+        run_status.prepare(job, grace_seconds=self.grace_seconds)
         try:
             return self._start(job)
         except LaunchError:

@@ -159,7 +159,7 @@ class TmuxLauncher(Launcher):
 
     def __init__(self, socket: str | None = None, *, grace_seconds: float = GRACE_SECONDS) -> None:
         super().__init__(grace_seconds=grace_seconds)
-        self._server = TmuxServer(socket)
+        self.server = TmuxServer(socket)
         self._servers: set[int] = set()  # the pids of those in which a job has ended
 
     def check(self) -> None:
@@ -168,7 +168,7 @@ class TmuxLauncher(Launcher):
         Raises:
           ConfigError: tmux is missing or too old, or there is no folder for its socket.
         """
-        socket = self._server.socket_path
+        socket = self.server.socket_path
         if socket is not None and not Path(socket).parent.is_dir():
             raise ConfigError(f"--tmux_socket {socket}: its folder does not exist; make it first")
         if shutil.which("tmux") is None:
@@ -184,7 +184,7 @@ class TmuxLauncher(Launcher):
         if handle is None:
             return None
         with contextlib.suppress(LaunchError):
-            for pane in self._server.panes():
+            for pane in self.server.panes():
                 here = (pane.pane, pane.server_pid, pane.run_id)
                 if here == (handle.pane, handle.server_pid, handle.run_id):
                     return replace(handle, session=pane.session)
@@ -208,14 +208,14 @@ class TmuxLauncher(Launcher):
         The others below it stay to be read, without the writers of their logs, which tmux lets
         wait for more.
         """
-        for pane in self._server.panes():
+        for pane in self.server.panes():
             folder = Path(unquote(pane.folder))
             if process.start_time_of(pane.pid) or folder.parent != runs:
                 continue
             if not pane.dead:
                 self._servers.add(pane.server_pid)  # reminded while waiting, cleared next time
             elif folder in done:
-                self._server.run("kill-pane", "-t", pane.pane)
+                self.server.run("kill-pane", "-t", pane.pane)
             else:
                 for pid in process.of_script(LOG_WRITER, str(folder / "training.log")):
                     process.send(pid, process.start_time_of(pid), signal.SIGKILL)
@@ -237,7 +237,7 @@ class TmuxLauncher(Launcher):
         """Adopt this run, replace an ended one of this graph, or begin a session."""
         deadline = time.monotonic() + _FORMER_RUN_SECONDS
         while True:
-            panes = self._server.panes()
+            panes = self.server.panes()
             own = [pane for pane in panes if pane.folder == _quoted(job.folder)]
             living = [pane for pane in own if process.start_time_of(pane.pid)]
             if own and not living and (handle := self._respawn(job, own[0])) is not None:
@@ -252,13 +252,13 @@ class TmuxLauncher(Launcher):
 
     def _still_lives(self, job: Job, living: Collection[Pane]) -> str:
         """Return the reason why a job cannot start now, and how a user removes the obstacle."""
-        tmux = shlex.join(["tmux", *self._server.address()])
+        tmux = shlex.join(["tmux", *self.server.address()])
         ends = " or ".join(f"{tmux} kill-session -t {pane.session}" for pane in living)
         return f"a former run of {job.name} still lives" + (f"; to end it: {ends}" if ends else "")
 
     def _begin(self, job: Job, name: str) -> Handle | None:
         """Start a job in a new session; None when its name has been taken meanwhile."""
-        reply = self._server.run(
+        reply = self.server.run(
             *("new-session", "-d", "-P", "-F", _PANE_FORMAT, "-s", name, "-n", name),
             *("-x", _COLUMNS, "-y", _LINES, "--", *_runner(job)),
             *_options(job, f"={name}:"),
@@ -268,7 +268,7 @@ class TmuxLauncher(Launcher):
         if any("duplicate session" in line for line in reply.stderr):
             return None
         if reply.stdout:  # it has started, without one of its options
-            self._server.run("kill-pane", "-t", Pane.parse(reply.stdout[0]).pane)
+            self.server.run("kill-pane", "-t", Pane.parse(reply.stdout[0]).pane)
         raise LaunchError(f"tmux cannot start {name}: {reply.why}")
 
     def _respawn(self, job: Job, pane: Pane) -> Handle | None:
@@ -276,7 +276,7 @@ class TmuxLauncher(Launcher):
 
         None when tmux has closed it meanwhile.
         """
-        reply = self._server.run(
+        reply = self.server.run(
             *("respawn-pane", "-k", "-t", pane.pane, "--", *_runner(job)),
             *_options(job, pane.pane),
             *(";", "display-message", "-p", "-t", pane.pane, _PANE_FORMAT),

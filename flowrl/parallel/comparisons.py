@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 LOG = "comparison.log"
 LIMIT_SECONDS = 600.0
 LAUNCHER = LocalLauncher(grace_seconds=1.0)  # nobody attaches to a comparison
-_launched: dict[Path, Handle] = {}  # by folder; those of an earlier scheduler are found there
+LAUNCHED: dict[Path, Handle] = {}  # by folder; those of an earlier scheduler are found there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,10 +75,10 @@ def evidence(
     known = _known(folder, asked)
     if not known.answers:
         job = _job(layout, folder, run)
-        handle = _launched.get(folder) or LAUNCHER.find(job)
+        handle = LAUNCHED.get(folder) or LAUNCHER.find(job)
         if handle is None:
             how = confinement or sandbox.confinement("auto", layout.root)
-            _launched[folder] = LAUNCHER.launch(_confined(job, how, run))
+            LAUNCHED[folder] = LAUNCHER.launch(_confined(job, how, run))
         elif LAUNCHER.poll(handle, folder):
             known = _ended(folder, asked)
     if known.answers:
@@ -187,7 +187,7 @@ def _confined(job: Job, how: sandbox.Confinement, run: TrainingRun) -> Job:
 
 def clear(folder: Path) -> None:
     """Remove what was found out for a run, and end the job that is still at it."""
-    _launched.pop(folder, None)
+    LAUNCHED.pop(folder, None)
     if not folder.is_dir():
         return
     if run_status.lock_held(folder):

@@ -89,7 +89,7 @@ class SkillScheduler:
         self._secrets = secrets_of(os.environ, pass_env)
         self.skills: dict[str, Skill] = {}  # as given to add_skill; not saved
         self.stopped_on_request = False  # whether `run` has ended because a user asked for it
-        self._launcher = launcher or TmuxLauncher()
+        self.launcher = launcher or TmuxLauncher()
         self._clock = clock
         self._lock = DaemonLock(self.layout.daemon_lock)
         self._inbox = Inbox(self.layout)
@@ -158,7 +158,7 @@ class SkillScheduler:
 
     def close(self) -> None:
         """Unlock the folder; runs go on and are adopted by the next daemon."""
-        self._launcher.close()
+        self.launcher.close()
         self._disk.close()
         self._lock.release()
         self._state = None
@@ -191,7 +191,7 @@ class SkillScheduler:
         self._on_text |= {verb: call for verb, call in of_text.items() if call}
         self._on_tick = on_tick or self._on_tick
         if backend is not None:
-            self._executor = CommandExecutor(self._launcher, backend, self._limits, self._disk)
+            self._executor = CommandExecutor(self.launcher, backend, self._limits, self._disk)
         given = {Completed: on_skill_complete, Failed: on_skill_failed}
         self._callbacks |= {kind: call for kind, call in given.items() if call}
 
@@ -305,7 +305,7 @@ class SkillScheduler:
             most = _LOOK_SECONDS
         until = time.monotonic() + max(0.0, min(seconds, most, *limits))
         while (left := until - time.monotonic()) > 0 and not self._inbox.waiting:
-            if self._launcher.wait(handles, timeout_seconds=min(left, _LOOK_SECONDS)):
+            if self.launcher.wait(handles, timeout_seconds=min(left, _LOOK_SECONDS)):
                 return
 
     def run(self) -> SchedulerState:
@@ -342,7 +342,7 @@ class SkillScheduler:
             if isinstance(entry.status, Completed) and entry.expert is not None
         ]
         try:
-            self._launcher.clear(self.layout.training_runs.resolve(), done)
+            self.launcher.clear(self.layout.training_runs.resolve(), done)
         except (FlowrlError, OSError) as error:
             logger.warning("sessions of ended runs may stay: %s", format_error(error))
 

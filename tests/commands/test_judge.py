@@ -64,7 +64,7 @@ def played(monkeypatch):
     def recorded(self, run):
         return recording(run.skill, episodes=240, seed=run.expert)
 
-    monkeypatch.setattr(command._Judging, "_recorded", recorded)
+    monkeypatch.setattr(command.GraphJudging, "recorded", recorded)
 
 
 @pytest.fixture
@@ -233,7 +233,7 @@ def test_a_benchmark_goes_on_without_an_endpoint_that_refuses(
 def test_a_missing_key_is_said_before_an_episode_is_played(graph, monkeypatch, capsys, words):
     pytest.importorskip("openai", reason="the extra 'llm' is not installed")
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    monkeypatch.setattr(command._Judging, "_recorded", lambda *_: pytest.fail("it plays"))
+    monkeypatch.setattr(command.GraphJudging, "recorded", lambda *_: pytest.fail("it plays"))
     words = ["judge", str(graph.root), *words, "--base_url", "http://x/v1", "--model", "m"]
     assert cli.main([*words, "--json"]) == 2
     assert "OPENAI_API_KEY is not set" in capsys.readouterr().err
@@ -241,14 +241,14 @@ def test_a_missing_key_is_said_before_an_episode_is_played(graph, monkeypatch, c
 
 
 def test_what_was_measured_before_a_failure_is_printed(graph, played, monkeypatch, capsys):
-    made = command._Judging.report
+    made = command.GraphJudging.report
 
     def fails(self, name):
         if name == "transformer":
             raise FlowrlError("the disk is full")
         return made(self, name)
 
-    monkeypatch.setattr(command._Judging, "report", fails)
+    monkeypatch.setattr(command.GraphJudging, "report", fails)
     assert cli.main(["judge", str(graph.root), "--benchmark", "--json"]) == 1
     assert json.loads(capsys.readouterr().out).keys() == {"rule", "logistic"}
 
@@ -268,7 +268,7 @@ def test_a_merged_skill_whose_text_is_gone_is_one_line(graph, endpoint, monkeypa
 
 def test_too_few_episodes_are_one_line(graph, monkeypatch, capsys):
     few = lambda self, run: recording(run.skill, episodes=1)  # noqa: E731
-    monkeypatch.setattr(command._Judging, "_recorded", few)
+    monkeypatch.setattr(command.GraphJudging, "recorded", few)
     assert cli.main(["judge", str(graph.root), "--episodes", "1"]) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert "raise --episodes" in line

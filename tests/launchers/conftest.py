@@ -102,10 +102,10 @@ def server_folder(tmp_path_factory, monkeypatch) -> Iterator[Path]:
     monkeypatch.delenv("TMUX", raising=False)
     yield folder
     launcher = TmuxLauncher("test")
-    for pane in [pane for pane in launcher._server.panes() if not pane.dead]:
+    for pane in [pane for pane in launcher.server.panes() if not pane.dead]:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pane.pid, signal.SIGKILL)
-    launcher._server.run("kill-server")
+    launcher.server.run("kill-server")
 
 
 @pytest.fixture

@@ -73,7 +73,7 @@ def test_cancel_lets_the_trainer_save(launcher, make_job):
 
 
 def test_a_stubborn_trainer_is_killed_after_the_grace(launcher, make_job):
-    launcher._grace_seconds = 0.2
+    launcher.grace_seconds = 0.2
     job = make_job(STUBBORN)
     handle = launcher.launch(job)
     start_of(job)

@@ -225,7 +225,7 @@ def test_cancel_lets_a_confined_trainer_save(launcher, make_job):
 @needs_bubblewrap
 @pytest.mark.parametrize("frozen", [False, True], ids=["deaf", "stopped"])
 def test_a_stubborn_confined_trainer_is_killed_with_all_its_own(launcher, make_job, frozen):
-    launcher._grace_seconds = 0.3
+    launcher.grace_seconds = 0.3
     children = "import os\nfor _ in range(3): os.fork()\n"
     deaf = STUBBORN.removesuffix(SLEEP)  # all of them, before any says that it is ready
     job = confined(make_job(deaf + children + SLEEP))
@@ -282,7 +282,7 @@ def test_typing_in_the_pane_interrupts_a_confined_trainer(tmux, make_job, key):
     job = confined(make_job(saving + SLEEP))
     handle = tmux.launch(job)
     start_of(job)
-    tmux._server.run("send-keys", "-t", f"={job.name}:", key)
+    tmux.server.run("send-keys", "-t", f"={job.name}:", key)
     outcome = end_of(tmux, handle, job)
     assert isinstance(outcome, Exited)
     assert outcome.cause is ExitCause.INTERRUPTED
@@ -295,7 +295,7 @@ def test_a_killed_session_lets_a_confined_trainer_save(tmux, make_job):
     job = confined(make_job(SAVING + SLEEP))
     handle = tmux.launch(job)
     start_of(job)
-    tmux._server.run("kill-session", "-t", f"={job.name}")
+    tmux.server.run("kill-session", "-t", f"={job.name}")
     outcome = end_of(tmux, handle, job)
     assert isinstance(outcome, Exited)
     assert (outcome.cause, outcome.code) == (ExitCause.SESSION_KILLED, 85)

@@ -23,7 +23,7 @@ def test_a_killed_session_is_told_from_a_killed_server(tmux, make_job, others):
     job = make_job(SLEEP)
     handle = tmux.launch(job)
     start_of(job)
-    tmux._server.run("kill-session", "-t", f"={job.name}")
+    tmux.server.run("kill-session", "-t", f"={job.name}")
     assert cause_of(end_of(tmux, handle, job)) is ExitCause.SESSION_KILLED
 
 
@@ -31,7 +31,7 @@ def test_a_killed_session_of_a_trainer_that_saves_is_held(tmux, make_job):
     job = make_job(SAVING + SLEEP)
     handle = tmux.launch(job)
     start_of(job)
-    tmux._server.run("kill-session", "-t", f"={job.name}")
+    tmux.server.run("kill-session", "-t", f"={job.name}")
     outcome = end_of(tmux, handle, job)
     assert isinstance(outcome, Exited)
     assert (outcome.cause, outcome.code) == (ExitCause.SESSION_KILLED, 85)
@@ -44,7 +44,7 @@ def test_a_dead_server_ends_its_runs_and_is_recognised(tmux, make_job, how):
     for job in jobs:
         start_of(job)
     if how == "kill-server":
-        tmux._server.run("kill-server")
+        tmux.server.run("kill-server")
     else:
         signal_to(handles[0].server_pid, getattr(signal, how))
     for handle, job in zip(handles, jobs, strict=True):
@@ -55,7 +55,7 @@ def test_what_was_killed_is_known_however_late_it_is_asked(tmux, make_job):
     job = make_job(SLEEP)
     handle = tmux.launch(job)
     start_of(job)
-    tmux._server.run("kill-session", "-t", f"={job.name}")
+    tmux.server.run("kill-session", "-t", f"={job.name}")
     until((job.folder / "exit.json").exists)
     until(lambda: not process.start_time_of(handle.server_pid or 0))
     assert cause_of(end_of(tmux, handle, job)) is ExitCause.SESSION_KILLED
@@ -78,7 +78,7 @@ def test_ctrl_c_in_the_pane_is_an_interruption(tmux, make_job):
     job = make_job(SLEEP)
     handle = tmux.launch(job)
     start_of(job)
-    tmux._server.run("send-keys", "-t", f"={job.name}:", "C-c")
+    tmux.server.run("send-keys", "-t", f"={job.name}:", "C-c")
     assert cause_of(end_of(tmux, handle, job)) is ExitCause.INTERRUPTED
 
 
@@ -86,9 +86,9 @@ def test_the_pane_runs_on_whatever_a_user_does_with_it(tmux, make_job):
     job = make_job(SLEEP)
     handle = tmux.launch(job)
     start_of(job)
-    tmux._server.run("rename-session", "-t", f"={job.name}", "mine")
-    tmux._server.run("send-keys", "-t", "=mine:", "exit", "Enter", "C-z", "C-d", "q")
-    tmux._server.run("split-window", "-d", "-t", "=mine:", "--", "sleep", "600")
+    tmux.server.run("rename-session", "-t", f"={job.name}", "mine")
+    tmux.server.run("send-keys", "-t", "=mine:", "exit", "Enter", "C-z", "C-d", "q")
+    tmux.server.run("split-window", "-d", "-t", "=mine:", "--", "sleep", "600")
     with somebody_attached(tmux, "mine"):
         assert tmux.poll(handle, job.folder) is None
     assert tmux.poll(handle, job.folder) is None
@@ -113,6 +113,12 @@ def test_a_name_that_begins_like_another_is_another(tmux, make_job):
     second = tmux.launch(short)
     assert first.pid != second.pid
     assert sorted(sessions(tmux)) == ["flowrl_e1", "flowrl_e1_Collect_Wood"]
+    for job in (long, short):
+        start_of(job)
+    tmux.stop(second, short.folder)
+    end_of(tmux, second, short)
+    until(lambda: tmux.wait([], timeout_seconds=0) or sessions(tmux) == [long.name])
+    assert tmux.poll(first, long.folder) is None
 
 
 def test_a_former_run_leaves_its_session_to_the_next(tmux, make_job):
@@ -158,12 +164,12 @@ def test_a_former_run_that_still_lives_is_told_with_what_ends_it(tmux, make_job,
 
 
 def test_a_session_that_is_not_ours_is_left_alone(tmux, make_job):
-    tmux._server.run("new-session", "-d", "-s", "flowrl_e0_Wood", "--", "sleep", "600")
+    tmux.server.run("new-session", "-d", "-s", "flowrl_e0_Wood", "--", "sleep", "600")
     job = make_job(SLEEP)
     assert tmux.launch(job).session == "flowrl_e0_Wood_2"
     start_of(job)
     assert sessions(tmux) == ["flowrl_e0_Wood", "flowrl_e0_Wood_2"]
-    assert tmux._server.run(
+    assert tmux.server.run(
         "list-panes", "-s", "-t", "=flowrl_e0_Wood", "-F", "#{pane_dead}"
     ).stdout == ["0"]
 

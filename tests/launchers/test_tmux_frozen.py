@@ -45,12 +45,12 @@ def test_a_launch_that_was_given_up_starts_nothing_later(tmux, make_job, monkeyp
     other = tmux.launch(make_job(SLEEP, name="flowrl_e1_x"))
     job = make_job(SLEEP)
     with monkeypatch.context() as patch:
-        patch.setattr(tmux._server, "panes", lambda: [])  # it freezes after the look
+        patch.setattr(tmux.server, "panes", lambda: [])  # it freezes after the look
         with frozen(other), pytest.raises(LaunchError, match="does not answer"):
             tmux.launch(job)
     until(lambda: job.name in sessions(tmux))  # the server carries it out now
     late = "#{pane_dead}"
-    until(lambda: tmux._server.run("list-panes", "-t", f"={job.name}:", "-F", late).stdout == ["1"])
+    until(lambda: tmux.server.run("list-panes", "-t", f"={job.name}:", "-F", late).stdout == ["1"])
     assert not run_status.lock_held(job.folder)
     assert not (job.folder / "ready").exists()
     tmux.launch(job)

@@ -51,7 +51,7 @@ def test_the_session_that_another_graph_keeps_for_reading_stays(tmux, of_graph):
     end_of(tmux, tmux.launch(failed), failed)
     handle = tmux.launch(of_graph("second", SLEEP, OTHER_RUN))
     assert handle.session == f"{WOOD}_2"
-    text = tmux._server.run("capture-pane", "-p", "-S", "-", "-t", f"={WOOD}:").stdout
+    text = tmux.server.run("capture-pane", "-p", "-S", "-", "-t", f"={WOOD}:").stdout
     assert "what went wrong" in text
 
 
@@ -67,13 +67,13 @@ def test_a_retry_goes_into_its_own_graphs_session(tmux, of_graph):
 
 def test_a_name_that_is_taken_at_the_last_moment_is_no_failure(tmux, of_graph, monkeypatch):
     tmux.launch(of_graph("first", SLEEP, "e0.a1.x"))
-    panes, looks = tmux._server.panes, []
+    panes, looks = tmux.server.panes, []
 
     def blind_at_first():
         looks.append(1)
         return panes() if len(looks) > 1 else []
 
-    monkeypatch.setattr(tmux._server, "panes", blind_at_first)
+    monkeypatch.setattr(tmux.server, "panes", blind_at_first)
     assert tmux.launch(of_graph("second", SLEEP, OTHER_RUN)).session == f"{WOOD}_2"
 
 
@@ -81,7 +81,7 @@ def test_a_renamed_session_is_found_under_its_new_name(tmux, of_graph):
     job = of_graph("first", SLEEP, "e0.a1.x")
     tmux.launch(job)
     start_of(job)
-    tmux._server.run("rename-session", "-t", f"={WOOD}", "mine")
+    tmux.server.run("rename-session", "-t", f"={WOOD}", "mine")
     found = tmux.find(job)
     assert found is not None
     assert found.session == "mine"
@@ -90,7 +90,7 @@ def test_a_renamed_session_is_found_under_its_new_name(tmux, of_graph):
 
 def dead(tmux: TmuxLauncher) -> int:
     """How many panes the server knows to be dead."""
-    return sum(pane.dead for pane in tmux._server.panes())
+    return sum(pane.dead for pane in tmux.server.panes())
 
 
 def log_writers(folder: Path) -> list[int]:
@@ -114,7 +114,7 @@ def test_only_the_sessions_of_a_graphs_own_done_jobs_are_closed(tmux, of_graph):
     reader = subprocess.Popen(["tail", "-f", str(kept.folder / "training.log")])
     tmux.clear(runs, [done.folder, lives.folder])
     assert sessions(tmux) == [f"{WOOD}_2", f"{WOOD}_3", "flowrl_e1_Table", "flowrl_e2_Pick"]
-    text = tmux._server.run("capture-pane", "-p", "-S", "-", "-t", "=flowrl_e1_Table:").stdout
+    text = tmux.server.run("capture-pane", "-p", "-S", "-", "-t", "=flowrl_e1_Table:").stdout
     assert "what went wrong" in text
     until(lambda: not log_writers(done.folder) and not log_writers(kept.folder))
     assert log_writers(lives.folder)

@@ -35,7 +35,7 @@ def test_the_session_of_a_job_that_succeeds_ends_with_it(tmux, make_job):
 def test_the_session_of_a_job_that_was_asked_to_end_ends_with_it(tmux, make_job, end):
     keeper = make_job(SLEEP, name="flowrl_e1_x")
     tmux.launch(keeper)
-    tmux._grace_seconds = 0.5
+    tmux.grace_seconds = 0.5
     job = make_job(end)
     handle = tmux.launch(job)
     if end in (SLEEP, STUBBORN):
@@ -48,11 +48,11 @@ def test_the_session_of_a_job_that_was_asked_to_end_ends_with_it(tmux, make_job,
 def test_a_pane_that_closes_while_its_next_run_begins_is_no_failure(tmux, make_job, monkeypatch):
     job = make_job("raise SystemExit(1)")
     end_of(tmux, tmux.launch(job), job)
-    panes = tmux._server.panes()
-    tmux._server.run("kill-pane", "-t", panes[0].pane)
+    panes = tmux.server.panes()
+    tmux.server.run("kill-pane", "-t", panes[0].pane)
     answers = iter([panes])
-    real = tmux._server.panes
-    monkeypatch.setattr(tmux._server, "panes", lambda: next(answers, None) or real())
+    real = tmux.server.panes
+    monkeypatch.setattr(tmux.server, "panes", lambda: next(answers, None) or real())
     again = replace(job, run_id="e0.a2.x", argv=make_job(SLEEP).argv)
     assert tmux.poll(tmux.launch(again), again.folder) is None
 
@@ -62,9 +62,7 @@ def test_a_failed_session_stays_to_be_read(server_folder, make_job):
     job = make_job("print('what went wrong'); raise SystemExit(1)")
     end_of(tmux, tmux.launch(job), job)
     tmux.close()
-    text = "\n".join(
-        tmux._server.run("capture-pane", "-p", "-S", "-", "-t", f"={job.name}:").stdout
-    )
+    text = "\n".join(tmux.server.run("capture-pane", "-p", "-S", "-", "-t", f"={job.name}:").stdout)
     assert "what went wrong" in text
 
 
@@ -73,16 +71,16 @@ def test_a_server_that_flowrl_starts_knows_no_secret(tmux, make_job, monkeypatch
     monkeypatch.setenv("WANDB_API_KEY", "hunter2hunter2")
     monkeypatch.setenv("https_proxy", "http://ann:hunter2hunter2@proxy:3128")
     tmux.launch(make_job(SLEEP))
-    known = "\n".join(tmux._server.run("show-environment", "-g").stdout)
+    known = "\n".join(tmux.server.run("show-environment", "-g").stdout)
     assert "hunter2" not in known
     assert "PATH=" in known
 
 
 def test_a_scheduler_inside_another_server_uses_the_users_own(tmux, make_job, monkeypatch):
     handle = tmux.launch(make_job(SLEEP))
-    path = tmux._server.run("display-message", "-p", "#{socket_path}").stdout[0]
+    path = tmux.server.run("display-message", "-p", "#{socket_path}").stdout[0]
     monkeypatch.setenv("TMUX", f"{path},{handle.server_pid},0")
-    assert TmuxLauncher()._server.panes() == []
+    assert TmuxLauncher().server.panes() == []
 
 
 def test_an_empty_server_ends(tmux, make_job):
@@ -106,13 +104,13 @@ def test_a_server_ends_with_its_last_session_though_the_daemon_is_gone(tmux, mak
     server = tmux.launch(job).server_pid or 0
     start_of(job)
     del tmux  # nobody closes it
-    TmuxLauncher("test")._server.run(command)
+    TmuxLauncher("test").server.run(command)
     until(lambda: not process.start_time_of(server))
     assert run_status.lock_held(job.folder)  # it did not wait for the trainer either
 
 
 def test_no_option_of_the_server_or_its_other_sessions_changes(tmux, make_job):
-    tmux._server.run("new-session", "-d", "-s", "mine")
+    tmux.server.run("new-session", "-d", "-s", "mine")
     scopes = (
         ("-s",),
         ("-g",),
@@ -121,16 +119,14 @@ def test_no_option_of_the_server_or_its_other_sessions_changes(tmux, make_job):
         ("-w", "-t", "mine"),
         ("-p", "-t", "mine"),
     )
-    before = [tmux._server.run("show-options", *scope).stdout for scope in scopes]
+    before = [tmux.server.run("show-options", *scope).stdout for scope in scopes]
     job = make_job("pass")
     end_of(tmux, tmux.launch(job), job)
-    assert [tmux._server.run("show-options", *scope).stdout for scope in scopes] == before
+    assert [tmux.server.run("show-options", *scope).stdout for scope in scopes] == before
 
 
 def test_a_users_destroy_unattached_does_not_end_runs(tmux, make_job):
-    tmux._server.run(
-        "new-session", "-d", "-s", "mine", ";", "set", "-g", "destroy-unattached", "on"
-    )
+    tmux.server.run("new-session", "-d", "-s", "mine", ";", "set", "-g", "destroy-unattached", "on")
     job = make_job(SLEEP)
     handle = tmux.launch(job)
     start_of(job)
@@ -198,10 +194,8 @@ def test_a_tmux_that_fails_is_tried_again_only_when_that_may_help(
 
 
 def test_a_server_without_a_session_takes_the_first(tmux, make_job):
-    tmux._server.run(
-        "new-session", "-d", "-s", "mine", ";", "set-option", "-s", "exit-empty", "off"
-    )
-    tmux._server.run("kill-session", "-t", "=mine")
+    tmux.server.run("new-session", "-d", "-s", "mine", ";", "set-option", "-s", "exit-empty", "off")
+    tmux.server.run("kill-session", "-t", "=mine")
     job = make_job(SLEEP)
     tmux.launch(job)
     assert sessions(tmux) == [job.name]
@@ -220,12 +214,12 @@ def test_a_run_does_not_mind_its_users(tmux, make_job):
     job = make_job("print(*range(999))\n" + SLEEP)
     handle = tmux.launch(job)
     start = start_of(job)
-    tmux._server.run("rename-session", "-t", f"={job.name}", "mine")
+    tmux.server.run("rename-session", "-t", f"={job.name}", "mine")
     with somebody_attached(tmux, "mine"):
         for keys in (["exit", "Enter"], ["-l", "; kill-server"], ["C-z"], ["C-s"], ["C-q"]):
-            tmux._server.run("send-keys", "-t", "=mine:", *keys)
-        tmux._server.run("copy-mode", "-t", "=mine:")
-        tmux._server.run("resize-window", "-t", "=mine:", "-x", "20", "-y", "5")
+            tmux.server.run("send-keys", "-t", "=mine:", *keys)
+        tmux.server.run("copy-mode", "-t", "=mine:")
+        tmux.server.run("resize-window", "-t", "=mine:", "-x", "20", "-y", "5")
         assert tmux.poll(handle, job.folder) is None
     assert process.alive(start.job_pid or 0, start.job_start_time)
     found = tmux.find(job)

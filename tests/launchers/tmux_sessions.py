@@ -18,7 +18,7 @@ def cause_of(outcome: Outcome) -> ExitCause:
 
 
 def sessions(tmux: TmuxLauncher) -> list[str]:
-    return tmux._server.run("list-sessions", "-F", "#{session_name}").stdout
+    return tmux.server.run("list-sessions", "-F", "#{session_name}").stdout
 
 
 @contextmanager
@@ -39,7 +39,7 @@ def somebody_attached(tmux: TmuxLauncher, session: str) -> Iterator[None]:
     os.close(terminal)
     until(
         lambda: (
-            tmux._server.run(
+            tmux.server.run(
                 "display-message", "-p", "-t", f"={session}:", "#{session_attached}"
             ).stdout
             == ["1"]

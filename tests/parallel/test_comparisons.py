@@ -79,7 +79,7 @@ def merged_at_last(layout: GraphPaths, ready: PreparedRun, rule) -> dict:
 
 
 def wait_for_the_job(folder: Path) -> None:
-    handle = comparisons._launched[folder]
+    handle = comparisons.LAUNCHED[folder]
     until(lambda: comparisons.LAUNCHER.poll(handle, folder), seconds=240.0, what="its end")
 
 
@@ -246,9 +246,9 @@ def test_one_job_at_a_time_and_an_end_for_it_when_nobody_needs_it(layout, rivals
     monkeypatch.setattr(comparisons, "_job", sleeper)
     folder = defer(layout, second, AVERAGE)
     until(lambda: comparisons.LAUNCHER.find(launched[0]), seconds=240.0, what="its start")
-    handle = comparisons._launched.pop(folder)  # as if another scheduler had launched it
+    handle = comparisons.LAUNCHED.pop(folder)  # as if another scheduler had launched it
     defer(layout, second, AVERAGE)
-    assert folder not in comparisons._launched, "it was adopted"
+    assert folder not in comparisons.LAUNCHED, "it was adopted"
     assert merge(layout, second)["experts"][0]["verdict"] == "keep", "by frames, without it"
     until(lambda: not process.alive(handle.pid, handle.start_time), seconds=240.0)
     assert list(layout.comparisons.iterdir()) == []

@@ -114,7 +114,7 @@ def test_the_intent_is_in_the_file_before_the_act(start, world):
             return super().launch(job)
 
     scheduler = start()
-    scheduler._launcher = Spy(world)
+    scheduler.launcher = Spy(world)
     scheduler.set_callbacks(backend=FakeBackend(world))
     scheduler.tick()
     assert seen[0]["status"] == "running"
@@ -181,7 +181,7 @@ def test_a_request_on_a_full_disk_does_not_keep_the_daemon_awake(start, world, m
     scheduler.tick()
     waits = []
     monkeypatch.setattr(
-        scheduler._launcher,
+        scheduler.launcher,
         "wait",
         lambda handles, *, timeout_seconds: waits.append(timeout_seconds) or True,
     )
@@ -251,7 +251,7 @@ def test_an_unreadable_state_stops_the_program_and_is_left_alone(start, text, er
 def test_ctrl_c_leaves_runs_to_be_adopted(start, world):
     scheduler = start()
     scheduler.add_skill("A")
-    scheduler._launcher.on_wait = interrupt
+    scheduler.launcher.on_wait = interrupt
     with pytest.raises(KeyboardInterrupt):
         scheduler.run()
     assert len(world.living()) == 1
@@ -265,7 +265,7 @@ def test_waiting_ends_when_a_retry_is_due(start, world, clock):
     world.end("A", Lost())
     scheduler.tick()
     scheduler.wait()
-    assert scheduler._launcher.waits[-1] == pytest.approx(1.0)
+    assert scheduler.launcher.waits[-1] == pytest.approx(1.0)
     clock.pass_seconds(100)
     scheduler.tick()
     assert words(scheduler) == {"A": "running"}

@@ -194,7 +194,7 @@ def test_an_act_that_meets_a_full_disk_pauses_all_until_a_probe_can_be_written(
     assert not world.ledger
     assert "paused (disk)" in notices.read(scheduler.layout)["paused"]
     scheduler.wait()
-    assert scheduler._launcher.waits[-1] <= health.PROBE_SECONDS
+    assert scheduler.launcher.waits[-1] <= health.PROBE_SECONDS
     monkeypatch.undo()
     scheduler.tick()
     assert words(scheduler)["B"] == "running"

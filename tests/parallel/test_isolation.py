@@ -160,6 +160,6 @@ def test_a_callback_that_lacks_room_is_called_again(start, world):
     scheduler.add_skill("A")
     scheduler.tick()
     world.end("A")
-    scheduler._launcher.on_wait = lambda: [world.end(p.task.skill) for p in world.living()]
+    scheduler.launcher.on_wait = lambda: [world.end(p.task.skill) for p in world.living()]
     assert scheduler.run().complete
     assert heard == ["A", "A", "A", "B"]

@@ -71,10 +71,6 @@ def test_deferred_merges_wait_longer_each_time_but_not_for_ever():
     assert waits == [5, 10, 20, 40, 40, 40]
 
 
-def test_a_deferred_launch_waits_as_long_each_time():
-    assert seconds(outcomes.deferred(ENTRY, "the disk is full", context())) == 5
-
-
 def test_a_run_that_was_stopped_goes_on_at_once_and_then_after_growing_waits():
     first = stopped(ENTRY)
     assert (first.requeues, first.status.not_before) == (1, None)
@@ -93,6 +89,63 @@ def test_a_run_that_lived_longer_than_the_cap_goes_on_at_once(lived, requeues):
 def test_a_budget_is_spent_from_its_last_frame_on(frames, status):
     entry = outcomes.charged(ENTRY, "it failed", frames, context(skill_timesteps_budget=10))
     assert isinstance(entry.status, status)
+    assert entry.status.why.endswith("its budget of 10 frames is spent") is (status is Failed)
+
+
+def exited(code: int | None = None, cause: ExitCause = ExitCause.EXIT, **facts) -> Exited:
+    return Exited(cause=cause, code=code, **facts)
+
+
+FULL = {"full_disk": True}
+REQUEUED = ("waiting", 0, MAX_REQUEUES + 1, True, 0)
+HELD = ("held", 0, MAX_REQUEUES, True, 0)
+GOES_ON = ("waiting", 1, 0, True, 0)
+ANEW = ("waiting", 1, 0, False, 8)
+REFUSED = ("failed", 1, MAX_REQUEUES, False, 0)
+LINE = ("ValueError: no",)
+TOLD = (f"12:00:00 training{REPORT}7 · 57,344 of 1,000,000 frames",)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "facts", "expected", "why"),
+    [
+        (exited(cause=ExitCause.STOPPED), {}, REQUEUED, "stopped"),
+        (exited(cause=ExitCause.SERVER_KILLED), {}, REQUEUED, "server killed"),
+        (exited(EXIT_DISK_FULL), {}, REQUEUED, f"exit {EXIT_DISK_FULL}"),
+        (exited(EXIT_IO), FULL, REQUEUED, f"exit {EXIT_IO}"),
+        (exited(1), FULL, REQUEUED, "exit 1"),
+        (exited(cause=ExitCause.SIGNAL, signal=7), FULL, REQUEUED, "signal 7"),
+        (Lost("gone"), FULL, REQUEUED, "it left no trace of how it ended (gone)"),
+        (exited(cause=ExitCause.SESSION_KILLED), {}, HELD, "session killed"),
+        (exited(cause=ExitCause.INTERRUPTED), {}, HELD, "interrupted"),
+        (exited(EXIT_IO), {}, GOES_ON, f"exit {EXIT_IO}"),
+        (exited(1), {"log": LINE}, GOES_ON, "exit 1: ValueError: no"),
+        (exited(cause=ExitCause.SIGNAL, signal=9), {"log": TOLD}, GOES_ON, "signal 9"),
+        (exited(EXIT_DIVERGED, ExitCause.OOM), {"log": LINE}, GOES_ON, "oom"),
+        (Lost(), {}, GOES_ON, "it left no trace"),
+        (exited(1), {"saved": 0}, ANEW, "exit 1"),
+        (exited(cause=ExitCause.OOM), {"saved": 0}, ANEW, "oom"),
+        (exited(EXIT_DIVERGED), {}, ANEW, f"exit {EXIT_DIVERGED}"),
+        (exited(cause=ExitCause.NO_RESULT), {}, ANEW, "no result"),
+        (exited(EXIT_USAGE), {}, REFUSED, f"exit {EXIT_USAGE}"),
+        (exited(EXIT_USAGE), {"saved": 0}, REFUSED, f"exit {EXIT_USAGE}"),
+    ],
+)
+def test_each_cause_of_an_end_has_its_consequence(outcome, facts, expected, why):
+    """After so many requeues in a row that one more error of the disk itself is charged."""
+    event = RunEnded("A", "e0.a1.x", outcome, 8, **{"saved": 1, **facts})
+    before = replace(ENTRY, requeues=MAX_REQUEUES)
+    entry = outcomes.after_end(before, event, context())
+    status = entry.status
+    goes_on = getattr(status, "run_id", None) == "e0.a1.x"
+    assert (status.kind, entry.failures, entry.requeues, goes_on, entry.frames_used) == expected
+    assert status.why == why
+    assert getattr(status, "alone", False) is (why == "oom")
+    last = outcomes.after_end(before, event, context(max_retries=0))
+    if entry.failures and not isinstance(status, Failed):
+        assert isinstance(last.status, Failed)
+        assert last.status.why == f"{why}; attempt 1 of 1"
+        assert last.frames_used == 8
 
 
 def failed_at(entry: Entry, saved: int, frames: int = 8, code: int = 1) -> Entry:
@@ -113,33 +166,6 @@ def test_only_an_error_at_the_same_checkpoint_again_begins_anew(saved, anew, fra
 def test_a_new_run_does_not_know_of_the_errors_of_the_one_before():
     second = failed_at(failed_at(ENTRY, 3), 3)
     assert failed_at(second, 3).status.run_id == "e0.a1.x"
-
-
-@pytest.mark.parametrize("saved", [True, False])
-def test_a_run_goes_on_only_from_what_it_has_saved(saved):
-    event = RunEnded("A", "e0.a1.x", Exited(cause=ExitCause.OOM), 8, saved=saved)
-    entry = outcomes.after_end(ENTRY, event, context())
-    assert (entry.status.run_id is not None) is saved
-    assert entry.frames_used == (0 if saved else 8)
-
-
-@pytest.mark.parametrize(
-    ("outcome", "full_disk"),
-    [
-        (Exited(cause=ExitCause.EXIT, code=EXIT_DISK_FULL), False),
-        (Exited(cause=ExitCause.EXIT, code=EXIT_IO), True),
-        (Exited(cause=ExitCause.EXIT, code=1), True),
-        (Exited(cause=ExitCause.SIGNAL, signal=7), True),
-        (Lost("its runner ended before it started anything"), True),
-    ],
-    ids=["trainer", "disk", "library", "signal", "runner"],
-)
-def test_lack_of_disk_space_is_never_charged(outcome, full_disk):
-    event = RunEnded("A", "e0.a1.x", outcome, saved=1, full_disk=full_disk)
-    entry = ENTRY
-    for _ in range(100):
-        entry = replace(outcomes.after_end(entry, event, context()), status=RUNNING)
-    assert entry.failures == 0
 
 
 @pytest.mark.parametrize("lived_seconds", [0, 10 * BACKOFF_CAP_SECONDS])
@@ -174,48 +200,6 @@ def test_a_run_that_does_not_save_when_it_is_to_give_its_slot_is_charged(facts, 
     anew = not full_disk and facts == {"code": EXIT_DIVERGED}
     assert entry.status.run_id == (None if anew else "e0.a1.x")
     assert entry.status.queued_at is None
-
-
-def test_only_the_exit_code_of_a_trainer_that_exits_means_something():
-    ended = Exited(cause=ExitCause.OOM, code=EXIT_DIVERGED)
-    entry = outcomes.after_end(ENTRY, RunEnded("A", "e0.a1.x", ended, 8, saved=1), context())
-    assert entry.status.run_id == "e0.a1.x"
-    assert entry.status.alone
-
-
-@pytest.mark.parametrize("saved", [False, True])
-def test_a_refused_configuration_is_one_failed_attempt(saved):
-    ended = Exited(cause=ExitCause.EXIT, code=EXIT_USAGE)
-    event = RunEnded("A", "e0.a1.x", ended, 8, saved=saved)
-    entry = outcomes.after_end(ENTRY, event, context())
-    assert isinstance(entry.status, Failed)
-    assert entry.failures == 1
-
-
-def test_a_report_of_progress_is_no_reason():
-    ended = Exited(cause=ExitCause.SIGNAL, signal=9)
-    log = (f"12:00:00 training{REPORT}7 · 57,344 of 1,000,000 frames",)
-    entry = outcomes.after_end(ENTRY, RunEnded("A", "e0.a1.x", ended, 98_304, log), context())
-    assert isinstance(entry.status, Waiting)
-    assert entry.status.why == "signal 9"
-
-
-def test_a_lost_run_says_what_is_known():
-    assert outcomes.described(Lost()) == "it left no trace"
-    assert outcomes.described(Lost("gone")) == "it left no trace of how it ended (gone)"
-
-
-def test_a_run_that_is_given_up_says_after_how_many_attempts():
-    event = RunEnded("A", "e0.a1.x", Lost(), 8)
-    entry = outcomes.after_end(ENTRY, event, context(max_retries=0))
-    assert entry.status.why.endswith("; attempt 1 of 1")
-
-
-def test_a_run_that_is_given_up_has_used_its_frames():
-    event = RunEnded("A", "e0.a1.x", Exited(cause=ExitCause.OOM), 8, saved=1)
-    entry = outcomes.after_end(ENTRY, event, context(max_retries=0))
-    assert isinstance(entry.status, Failed)
-    assert entry.frames_used == 8
 
 
 def test_a_result_ends_the_counts_of_refusals_and_requeues():

@@ -150,7 +150,7 @@ def test_a_new_priority_decides_who_starts_next(start, world):
 
 def test_stop_lets_what_runs_be_merged_and_starts_nothing_new(start, world):
     scheduler = two_skills(start)
-    scheduler._launcher.on_wait = lambda: world.end("A")
+    scheduler.launcher.on_wait = lambda: world.end("A")
     send_request(scheduler.layout, Verb.STOP)
     scheduler.run()
     assert words(scheduler) == {"A": "completed", "B": "waiting"}
@@ -169,7 +169,7 @@ def test_stop_now_lets_runs_save_what_they_have_and_the_next_start_goes_on(start
         assert saved(scheduler)["stop_mode"] == "stop_now"
         world.end("A", exited(ExitCause.STOPPED))
 
-    scheduler._launcher.on_wait = play
+    scheduler.launcher.on_wait = play
     send_request(scheduler.layout, Verb.STOP_NOW)
     scheduler.run()
     assert words(scheduler)["A"] == "waiting"

@@ -290,7 +290,7 @@ def test_a_run_is_said_to_be_asked_to_end_once():
 
 
 def test_a_scheduler_uses_tmux_unless_it_is_given_a_launcher(tmp_path):
-    assert isinstance(SkillScheduler(tmp_path)._launcher, TmuxLauncher)
+    assert isinstance(SkillScheduler(tmp_path).launcher, TmuxLauncher)
 
 
 def test_an_unknown_callback_is_refused(start):

@@ -8,10 +8,7 @@ import time
 import pytest
 
 from flowrl.errors import (
-    EXIT_DISK_FULL,
-    EXIT_DIVERGED,
     EXIT_RESUMABLE,
-    EXIT_USAGE,
     BusyError,
     ExpertMissingError,
     LaunchError,
@@ -78,19 +75,6 @@ def test_max_retries_counts_the_retries_after_the_first_attempt(start, world, cl
     assert scheduler.run() is scheduler.state
 
 
-def test_waits_before_retries_double_up_to_a_cap(start, world, clock):
-    scheduler = start(max_retries=9, retry_backoff=100)
-    scheduler.add_skill("A")
-    waits = []
-    for _ in range(5):
-        scheduler.tick()
-        world.end("A", Lost())
-        scheduler.tick()
-        waits.append((status(scheduler, "A").not_before - clock.now).total_seconds())
-        clock.pass_seconds(waits[-1])
-    assert waits == [100, 200, 400, 600, 600]
-
-
 @pytest.mark.parametrize("why", [ExitCause.STOPPED, ExitCause.SERVER_KILLED])
 def test_nobodys_fault_goes_on_at_once_in_the_same_run(start, world, why):
     scheduler = start(max_retries=0)
@@ -102,45 +86,6 @@ def test_nobodys_fault_goes_on_at_once_in_the_same_run(start, world, why):
     assert world.folders["A"] == run_id
     assert world.of("A").launches == 1
     assert [(task.attempt, task.run_id) for task in world.prepared] == [(1, None), (1, run_id)]
-
-
-def test_a_run_that_stops_itself_again_and_again_is_slowed_down(start, world, clock):
-    scheduler = start()
-    scheduler.add_skill("A")
-    scheduler.tick()
-    for _ in range(3):
-        world.end("A", exited(ExitCause.STOPPED))
-        scheduler.tick()
-        clock.pass_seconds(20)
-        scheduler.tick()
-    world.end("A", exited(ExitCause.STOPPED))
-    scheduler.tick()
-    assert status(scheduler, "A").not_before > clock.now
-
-
-@pytest.mark.parametrize(
-    "outcome",
-    [
-        exited(ExitCause.SIGNAL, signal=9),
-        exited(ExitCause.OOM),
-        exited(ExitCause.EXIT, code=1),
-        Lost(),
-    ],
-    ids=["killed", "memory", "error", "lost"],
-)
-def test_a_retry_goes_on_from_what_the_run_has_saved(start, world, clock, outcome):
-    scheduler = start(skill_timesteps_budget=5000)
-    scheduler.add_skill("A")
-    scheduler.tick()
-    run_id = world.folders["A"]
-    world.end("A", outcome)
-    scheduler.tick()
-    clock.pass_seconds(60)
-    scheduler.tick()
-    assert world.folders["A"] == run_id
-    assert world.prepared[-1].run_id == run_id
-    assert (status(scheduler, "A").attempt, scheduler.state.entries["A"].frames_used) == (2, 0)
-    assert world.discarded == []
 
 
 @pytest.mark.parametrize(
@@ -157,44 +102,6 @@ def test_a_whole_result_counts_however_its_process_ended(start, world, outcome):
     scheduler.tick()
     assert words(scheduler) == {"A": "completed"}
     assert world.ledger == [run_id]
-
-
-def test_a_run_whose_loss_is_not_finite_begins_anew(start, world, clock):
-    scheduler = start()
-    scheduler.add_skill("A")
-    scheduler.tick()
-    run_id = world.folders["A"]
-    world.end("A", exited(ExitCause.EXIT, code=EXIT_DIVERGED))
-    scheduler.tick()
-    clock.pass_seconds(60)
-    scheduler.tick()
-    assert world.folders["A"] != run_id
-    assert world.discarded == [run_id]
-    assert world.of("A").task.attempt == 2
-
-
-def test_a_trainer_that_refuses_its_configuration_is_not_retried(start, world):
-    scheduler = start()
-    scheduler.add_skill("A")
-    scheduler.tick()
-    world.of("A").saved = False
-    world.end("A", exited(ExitCause.EXIT, code=EXIT_USAGE))
-    scheduler.tick()
-    assert words(scheduler) == {"A": "failed"}
-
-
-def test_a_full_disk_charges_no_attempt(start, world, clock):
-    scheduler = start(max_retries=0)
-    scheduler.add_skill("A")
-    scheduler.tick()
-    run_id = world.folders["A"]
-    for _ in range(9):
-        world.end("A", exited(ExitCause.EXIT, code=EXIT_DISK_FULL))
-        scheduler.tick()
-        clock.pass_seconds(3600)
-        scheduler.tick()
-    assert words(scheduler) == {"A": "running"}
-    assert (world.folders["A"], status(scheduler, "A").attempt) == (run_id, 1)
 
 
 @pytest.mark.parametrize("why", [ExitCause.SESSION_KILLED, ExitCause.INTERRUPTED])
@@ -257,15 +164,6 @@ def test_too_little_success_is_a_failed_attempt_and_is_not_merged(start, world, 
     scheduler.tick()
     assert words(scheduler) == {"A": "completed"}
     assert len(world.ledger) == 1
-
-
-def test_a_spent_budget_ends_the_retries(start, world):
-    scheduler = start(min_success_rate=0.5, skill_timesteps_budget=1000)
-    scheduler.add_skill("A")
-    scheduler.tick()
-    world.end("A", finished(world.folders["A"], success_rate=0.4))
-    scheduler.tick()
-    assert "budget of 1000 frames" in status(scheduler, "A").why
 
 
 def test_a_refused_launch_is_tried_again_without_a_charge_but_not_for_ever(start, world, clock):
@@ -416,18 +314,6 @@ def test_only_as_many_runs_give_their_slots_as_skills_wait(
     for _ in range(3):
         scheduler.tick()
     assert sum(process.asked_to_end for process in world.living()) == asked
-
-
-def test_a_run_that_fails_when_it_is_to_give_its_slot_is_charged(start, world, clock):
-    scheduler = start(max_parallel_skills=1, slot_minutes=1)
-    for name in "ab":
-        scheduler.add_skill(name)
-    trains(scheduler, world)
-    clock.pass_seconds(60)
-    scheduler.tick()
-    world.end("a", exited(ExitCause.SIGNAL, signal=11))
-    scheduler.tick()
-    assert scheduler.state.entries["a"].failures == 1
 
 
 def test_skills_that_gave_their_slots_do_not_overtake_one_that_needs_a_device_alone(

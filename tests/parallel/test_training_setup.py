@@ -21,7 +21,6 @@ from flowrl.errors import (
     FileRefusedError,
     GraphError,
 )
-from flowrl.experts.merge import UseCandidate
 from flowrl.experts.store import ExpertStore
 from flowrl.launchers import run_status
 from flowrl.parallel.training_setup import (
@@ -37,7 +36,7 @@ from flowrl.parallel.training_setup import (
 from flowrl.paths import GraphPaths
 from flowrl.runs import read_run
 from flowrl.skills.graph import SkillGraph
-from tests.experts.making import all_files, candidate_in, content_of, make_expert
+from tests.experts.making import all_files, content_of, make_expert
 from tests.parallel.making import (
     GRAPH,
     LIBRARY,
@@ -76,10 +75,6 @@ def test_sparse_experts_are_numbered_without_gaps():
     assert local_to_global == {0: 0, 1: 5, 2: 10, 3: 50}
 
 
-def test_a_run_for_expert_51_on_experts_0_5_10_and_50_holds_five_networks():
-    assert len(build_remapping([0, 5, 10, 50], 51).experts) == 5
-
-
 @pytest.mark.parametrize(
     "completed",
     [{"A": {"expert_idx": 7, "frames": 3}, "B": {"expert_idx": 2}}, {"A": 7, "B": 2}],
@@ -97,11 +92,6 @@ def test_without_dependencies_there_is_one_network():
 def test_a_named_dependency_that_is_not_completed_is_refused():
     with pytest.raises(ExpertMissingError, match="'B' is not completed"):
         build_remapping(["A", "B"], 9, {"A": 7})
-
-
-def test_a_dependency_named_twice_is_refused():
-    with pytest.raises(ExpertIndexError, match="7, 7, 9"):
-        build_remapping([7, 7], 9)
 
 
 # --- the generated module
@@ -261,25 +251,6 @@ def test_a_skill_without_an_expert_cannot_be_copied(trained):
     with pytest.raises(ConfigError, match=r"--init_from Place Tabel has no .*'Place Table'; train"):
         prepare(trained, PICKAXE, 50, {WOOD: 0, TABLE: 5}, init_from="Place Tabel")
     assert all_files(trained.root) == before
-
-
-def test_with_twelve_experts_none_takes_another_s_seed(layout):
-    store = ExpertStore(layout)
-    items = [f"item{letter}" for letter in "abcdefghijkl"]
-    skills = [make_skill(f"Skill {i}", gain=item) for i, item in enumerate(items)]
-    graph = SkillGraph([*skills, make_skill("Last", needs=tuple(items), gain="last")])
-    for index in range(12):
-        folder = make_expert(layout.root / "offers" / str(index), f"content {index}")
-        store.commit(f"r{index}", [candidate_in(folder, index, 5)], rule=_use)
-    completed = {f"Skill {index}": index for index in range(12)}
-    ready = prepare(layout, "Last", 12, completed, graph=graph)
-    assert len(ready.run.experts) == 13
-    for local in range(12):
-        assert content_of(ready.layout.seed(local)) == f"content {local}"
-
-
-def _use(ancestor, current, candidate, evidence):
-    return UseCandidate(why="test")
 
 
 def drop_version(layout: GraphPaths) -> None:

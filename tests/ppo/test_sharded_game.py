@@ -119,5 +119,5 @@ def merged_at_last(layout: GraphPaths, place: Path, run_id: str, rule: MergeRule
         try:
             return process_completed_training(place, SAPLING, 0, layout.root, merge_policy=rule)
         except ComparingError:
-            begun = comparisons._launched[layout.comparisons / run_id]
+            begun = comparisons.LAUNCHED[layout.comparisons / run_id]
             comparisons.LAUNCHER.wait([begun], timeout_seconds=1.0)
