@@ -22,12 +22,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from flowrl.errors import ConfigError, TrainingError
+from flowrl.errors import RAISED, ConfigError, TrainingError, format_raised
 from flowrl.multiagent import agents
 from flowrl.multiagent.agents import Policy
 from flowrl.multiagent.buffers import Rollout
 from flowrl.multiagent.config import LearnerConfig
 from flowrl.multiagent.world import Sizes, TurnWorld, World
+
+# What the verbs of a world that is called return.
+_RETURNED = {
+    "step": ("the state", "rewards", "done"),
+    "act": ("the state", "rewards"),
+    "is_done": ("done",),
+}
 
 
 class Collector(NamedTuple):
@@ -61,11 +68,18 @@ class _Copies(NamedTuple):
         """As `jax.lax.scan`."""
         return (_call_in_turn if self.called else jax.lax.scan)(step, carry, values)
 
+    @property
+    def place(self) -> str:
+        """The world and the epoch, for messages."""
+        return f"the world {self.world.name}, epoch {int(self.epoch)}"
+
+    def verb(self, name: str) -> Callable[..., Any]:
+        """A verb of one copy; what a called one returns is checked."""
+        return partial(_checked, self, name) if self.called else getattr(self.world, name)
+
     def observe(self, worlds: Any) -> jax.Array:
         """f32 `[A, B, O]`."""
-        verb = self.world.observe
-        if self.called:
-            verb = partial(_checked_observations, self.world, self.epoch)
+        verb = partial(_checked_observations, self) if self.called else self.world.observe
         return jnp.asarray(self.vmap(verb)(worlds), jnp.float32).swapaxes(0, 1)
 
     def move_others(self, worlds: Any, keys: jax.Array) -> Any:
@@ -197,7 +211,7 @@ def _simultaneous(
     """All agents observe the world, then all act; rewards `[B, A]`, none of them earlier."""
     obs = copies.observe(worlds)
     taken = act(policy, obs, keys[0, 0])
-    worlds, reward, done = copies.vmap(copies.world.step)(worlds, taken[0].T, keys[1])
+    worlds, reward, done = copies.vmap(copies.verb("step"))(worlds, taken[0].T, keys[1])
     return worlds, (obs, *taken), (reward, jnp.zeros_like(reward)), done
 
 
@@ -211,7 +225,7 @@ def _sequential(
         own_policy, obs = jax.tree.map(lambda leaf: leaf[agent][None], seen)
         taken = jax.tree.map(itemgetter(0), (obs, *act(own_policy, obs, keys[0, 0])))
         own_keys = jax.vmap(jax.random.fold_in, (0, None))(keys[1], agent)
-        verb = copies.vmap(lambda world, *rest: copies.world.act(world, agent, *rest))
+        verb = copies.vmap(lambda world, *rest: copies.verb("act")(world, agent, *rest))
         worlds, reward = verb(worlds, taken[1], own_keys)
         return worlds, (taken, reward)
 
@@ -219,7 +233,7 @@ def _sequential(
     worlds, (taken, reward) = copies.scan(one, worlds, np.arange(number, dtype=np.int32))
     before = np.tri(number, k=-1, dtype=bool).T[:, None]  # whether j acts before i, [j, 1, i]
     rewards = jnp.where(before, 0.0, reward).sum(0), jnp.where(before, reward, 0.0).sum(0)
-    return worlds, taken, rewards, copies.vmap(copies.world.is_done)(worlds)
+    return worlds, taken, rewards, copies.vmap(copies.verb("is_done"))(worlds)
 
 
 def _credited(own: jax.Array, earlier: jax.Array, done: jax.Array) -> jax.Array:
@@ -253,25 +267,57 @@ def _stacked(rows: list[Any]) -> Any:
     return jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
 
 
-def _checked_observations(world: World, epoch: Any, state: Any) -> np.ndarray:
+def _checked_observations(copies: _Copies, state: Any) -> np.ndarray:
     """f32 `[A, O]`, of the shape that the world's sizes say."""
-    wide = max(world.sizes.observations)
-    rows = [np.asarray(row, np.float32) for row in world.observe(state)]
+    wide = max(copies.world.sizes.observations)
+    rows = [np.asarray(row, np.float32) for row in copies.world.observe(state)]
     for agent, row in enumerate(rows):
         if row.shape != (wide,):
-            place = f"the world {world.name}, epoch {int(epoch)}: agent {agent} got an observation"
+            place = f"{copies.place}: agent {agent} got an observation"
             raise TrainingError(f"{place} of shape {row.shape}, not ({wide},); repair the world")
     return np.stack(rows)
+
+
+def _checked(copies: _Copies, name: str, *args: Any) -> Any:
+    """Call a verb; its rewards are `[A]`, its `done` is `[]` or `[A]`."""
+    found, names = getattr(copies.world, name)(*args), _RETURNED[name]
+    parts = found if len(names) > 1 else (found,)
+    if not isinstance(parts, tuple) or len(parts) != len(names):
+        wanted = " and ".join(names)
+        raise TrainingError(f"{copies.place}: {name} is to return {wanted}; repair the world")
+    number = len(copies.world.sizes.actions)
+    for part, value in zip(names, parts, strict=True):
+        if part == "the state":
+            continue
+        shape = _shape(value)
+        if shape != (number,) and (part, shape) != ("done", ()):
+            place = f"{copies.place}: {name} returns {part}"
+            raise TrainingError(f"{place} of shape {shape}, not ({number},); repair the world")
+    return found
+
+
+def _shape(value: Any) -> tuple[int, ...] | str:
+    try:
+        return np.shape(value)
+    except ValueError:  # a list of lists of several lengths
+        return "unequal"
 
 
 def _check_shapes(world: World, key: jax.Array) -> None:
     """Trace the verbs once, to refuse a world whose shapes are not those of its sizes."""
     number, wide = len(world.sizes.actions), max(world.sizes.observations)
-    state = jax.eval_shape(world.reset, key)
     actions = jax.ShapeDtypeStruct((number,), jnp.int32)
-    after, reward, done = jax.eval_shape(world.step, state, actions, key)
+    try:
+        state = jax.eval_shape(world.reset, key)
+        after, reward, done = jax.eval_shape(world.step, state, actions, key)
+        seen = jax.eval_shape(world.observe, state)
+    except RAISED as error:
+        raise ConfigError(
+            f"--world {world.name} cannot be traced by JAX ({format_raised(error)}); repair it, or "
+            "set --acting call if it is not written in JAX"
+        ) from error
     for verb, found, expected in (
-        ("observe", jax.eval_shape(world.observe, state).shape, (number, wide)),
+        ("observe", seen.shape, (number, wide)),
         ("step, rewards", reward.shape, (number,)),
         ("step, done", done.shape or (number,), (number,)),
         ("step, the state", _shapes(after), _shapes(state)),

@@ -9,6 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import assume, given
+from hypothesis import settings as example_settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
 
 from flowrl.errors import ConfigError, TrainingError
 from flowrl.multiagent import agents
@@ -323,3 +327,62 @@ def test_wrong_shapes_are_refused_before_anything_runs(monkeypatch, verb, return
     monkeypatch.setattr(AtOnce, verb, lambda self, *_: jax.tree.map(jnp.asarray, returns))
     with pytest.raises(ConfigError, match=f"the world at_once {said}.*; repair the world"):
         begin(AtOnce(), config(), KEY)
+
+
+ODD = st.one_of(
+    st.none(),
+    st.floats(),
+    arrays(
+        np.float32, array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3), fill=st.just(0)
+    ),
+    st.lists(st.lists(st.just(0.0), max_size=2), min_size=2, max_size=2),
+)
+
+
+@given(st.sampled_from(["rewards", "done"]), ODD)
+@example_settings(max_examples=40)
+def test_a_called_world_that_returns_other_shapes_is_named(part, value):
+    right = {"rewards": (np.zeros(2), [0.0, 0.0]), "done": (False, np.zeros(2, bool))}
+    assume(not any(shape_of(value) == np.shape(each) for each in right[part]))
+
+    class Odd(AtOnce):
+        def step(self, state, actions, key):
+            rewards, done = np.zeros(2), False
+            return (state, value, done) if part == "rewards" else (state, rewards, value)
+
+    with pytest.raises(TrainingError, match=f"the world at_once, epoch 0: step returns {part} of"):
+        play_once(Odd())
+
+
+def play_once(world):
+    """A turn of a called world in which all agents take action 0."""
+    settings = config(acting="call", num_envs=1, num_steps=1)
+    nothing = np.zeros((2, 1), np.int32)
+    act = lambda _, obs, key: (nothing, nothing, nothing)  # noqa: E731
+    return collect(world, settings, None, begin(world, settings, KEY), act=act)
+
+
+def shape_of(value):
+    try:
+        return np.shape(value)
+    except ValueError:
+        return None
+
+
+@pytest.mark.parametrize("returned", [None, 3, (1, 2), [1, 2, 3]])
+def test_a_called_world_that_returns_something_else_is_named(returned):
+    class Odd(AtOnce):
+        def step(self, state, actions, key):
+            return returned
+
+    with pytest.raises(TrainingError, match="step is to return the state and rewards and done"):
+        play_once(Odd())
+
+
+def test_a_world_that_jax_cannot_trace_names_the_flag():
+    class Numpy(AtOnce):
+        def step(self, state, actions, key):
+            return state, np.zeros(2) + np.asarray(actions), False
+
+    with pytest.raises(ConfigError, match=r"--world at_once cannot be traced .* --acting call if"):
+        begin(Numpy(), config(), KEY)
