@@ -30,8 +30,8 @@ FAILING = "Place Table"
 class LeakingBackend(StandInBackend):
     """Everything is real but the trainer's program."""
 
-    def _job(self, prepared: PreparedRun, task: RunRequest) -> Job:
-        job = super()._job(prepared, task)
+    def job_of(self, prepared: PreparedRun, task: RunRequest) -> Job:
+        job = super().job_of(prepared, task)
         skill = prepared.run.skill
         argv = (sys.executable, "-m", "tests.leaking_story", TALKATIVE, skill, *job.argv[3:])
         return dataclasses.replace(job, argv=argv)

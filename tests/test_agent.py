@@ -7,6 +7,7 @@ import json
 import shutil
 import struct
 from functools import reduce
+from hashlib import sha256
 from operator import getitem
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -161,11 +162,9 @@ def _resealed(agent, **changes):
 
 
 def test_arrays_that_are_no_safetensors_or_of_other_shapes_are_refused(agent):
-    from flowrl.agent import _digest
-
     path = agent / "experts" / "0_Collect_Wood.safetensors"
     path.write_bytes(b"\xff" * 100)
-    _resealed(agent, arrays=_digest(path.read_bytes()))
+    _resealed(agent, arrays=sha256(path.read_bytes()).hexdigest())
     with pytest.raises(ExpertCorruptError, match="malformed"):
         flowrl.load_agent(agent)
 
@@ -180,12 +179,10 @@ def test_a_plan_with_an_expert_that_is_not_here_is_refused(agent):
 
 def _rewritten(agent, old, new, **changes):
     """Change code of the first expert's plan, and what agent.json says of it."""
-    from flowrl.agent import _digest
-
     path = agent / "plans" / "0_Collect_Wood.py"
     assert old in path.read_text()
     path.write_text(path.read_text().replace(old, new))
-    _resealed(agent, module=_digest(path.read_bytes()), **changes)
+    _resealed(agent, module=sha256(path.read_bytes()).hexdigest(), **changes)
     return path
 
 

@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 
 from flowrl import evaluation as evaluate
-from flowrl import notices, storage
+from flowrl import storage
 from flowrl.errors import ExpertCorruptError, FileRefusedError, FlowrlError
 from flowrl.experts import checkpoint
 from flowrl.experts import manifest as manifests
@@ -36,7 +36,7 @@ from flowrl.reports import status
 from flowrl.runs import check_module, read_result, read_run, write_result
 from flowrl.storage import records
 from tests.experts.making import SHAPES
-from tests.parallel.making import LIBRARY, PICKAXE, SWORD, TABLE, WOOD, finish, merge, prepare
+from tests.parallel.making import LIBRARY, PICKAXE, TABLE, WOOD, finish, merge, prepare
 
 UNREAD = ("global_latest.pkl", "training.log", "metrics.jsonl", "events.jsonl")
 COMPLETED = {WOOD: 0, TABLE: 1, PICKAXE: 2}
@@ -242,27 +242,6 @@ def assert_said(layout: GraphPaths, name: str, what: str) -> None:
     said = status.status_document(layout)["notices"]
     assert "damage_expert_2" in said or "expert_2_policy" not in name, what
     assert "manifest" in said or path != layout.manifest, what
-
-
-@pytest.mark.parametrize("number", range(6))
-def test_a_run_starts_from_whole_experts_or_not_at_all(graph, number):
-    chance = random.Random(number)
-    store = ExpertStore(graph)
-    version = store.manifest().experts[number % 3]
-    files = [path for path in store.path_of(version).rglob("*") if path.is_file()]
-    name = str(chance.choice(sorted(files)).relative_to(graph.root))
-    with flipped(graph, name, chance):
-        if version.index == 2:
-            with pytest.raises(FlowrlError, match="No earlier version is whole"):
-                prepare(graph, STONE, 7, COMPLETED)
-        else:
-            ready = prepare(graph, SWORD, 7, COMPLETED)
-            for local, ancestor in enumerate(ready.run.ancestors):
-                assert storage.tree_digest(ready.layout.seed(local)) == ancestor.sha256
-            assert ready.run.ancestors[version.index].version != version.version
-            storage.remove_tree(ready.run_folder)
-        assert list(notices.read(graph)) == [f"damage_expert_{version.index}"]
-    assert store.verify(version).is_dir()
 
 
 def test_an_evaluation_refuses_damage_with_the_remedy_and_changes_nothing(graph):

@@ -100,7 +100,7 @@ class Bench:
 
 @pytest.fixture
 def bench(tmp_path, monkeypatch):
-    monkeypatch.setattr(sandboxes, "_problem", lambda _: None)  # a trial for each case takes long
+    monkeypatch.setattr(sandboxes, "problem_of", lambda _: None)  # a trial for each case takes long
     return Bench(tmp_path, monkeypatch)
 
 

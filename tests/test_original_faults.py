@@ -14,9 +14,7 @@ from flowrl.parallel.training import SequentialConfig
 from flowrl.parallel.training_backend import TrainingBackend
 from flowrl.paths import GraphPaths
 from flowrl.runs import TrainConfig
-from flowrl.skills.graph import SkillGraph
-from tests.experts.making import content_of, contents
-from tests.parallel.making import GRAPH, WOOD, finish, make_skill, merge, prepare
+from tests.parallel.making import GRAPH, WOOD
 
 ROOT = Path(__file__).parents[1]
 SOURCES = {
@@ -31,30 +29,6 @@ def calls():
         for node in ast.walk(tree):
             if isinstance(node, ast.Call):
                 yield path.as_posix(), node
-
-
-def test_fault_01_expert_1_never_gets_expert_10s_weights(tmp_path):
-    """Twelve experts of different weights, seeded into a thirteenth's run, trained and merged."""
-    layout = GraphPaths(tmp_path)
-    skills = [make_skill(f"Skill {n}", gain=f"item_{n}") for n in range(12)]
-    needs = tuple(f"item_{n}" for n in range(12))
-    graph = SkillGraph([*skills, make_skill("Last", needs=needs, gain="last")])
-    for expert, skill in enumerate(skills):
-        ready = prepare(layout, skill.name, expert, {}, graph=graph)
-        finish(ready.layout, {expert: 10 + expert})
-        merge(layout, ready)
-    before = contents(layout)
-    assert [text.rpartition(" ")[2] for _, text in before.values()] == [str(n) for n in range(12)]
-    completed = {skill.name: expert for expert, skill in enumerate(skills)}
-    ready = prepare(layout, "Last", 12, completed, graph=graph)
-    assert len(ready.run.experts) == 13
-    for local, expert in enumerate(ready.run.experts[:-1]):
-        assert content_of(ready.layout.seed(local)) == before[expert][1]
-    finish(ready.layout, {10: 7, 12: 5})  # expert 1 has not acted
-    merge(layout, ready)
-    after = contents(layout)
-    assert after[1] == before[1]
-    assert after[10] == (27, f"{ready.run.run_id} expert 10")
 
 
 def test_fault_08_every_flag_is_read_by_somebody():

@@ -66,7 +66,7 @@ class ControlCommand(GraphCommand):
             skill = row.skill
         name = send_request(paths, verb, skill, number=number)
         daemon = daemon_of(paths.daemon_lock)
-        response, under_way = _await_response(paths, name, self.wait)
+        response, under_way = await_response(paths, name, self.wait)
         outcome = response.outcome if response else None
         if verb in (Verb.TRAIN_MORE, Verb.RETRAIN) and outcome == DONE:
             outcome = "asked"  # the training itself is seen in flowrl status
@@ -341,7 +341,7 @@ class StopCommand(ControlCommand):
         return self._send(Verb.STOP_NOW if self.now else Verb.STOP, None)
 
 
-def _await_response(
+def await_response(
     paths: GraphPaths, name: str, wait_seconds: float
 ) -> tuple[Response | None, str]:
     """Return the response once its runs have ended; None, and why, while they have not."""

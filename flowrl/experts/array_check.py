@@ -36,14 +36,14 @@ class ArrayReport:
     unreadable: str = ""  # the reason, if the folder could not be read
 
 
-_started: list[subprocess.Popen[bytes]] = []
+STARTED: list[subprocess.Popen[bytes]] = []
 
 
 def start_reader() -> None:
     """Start the child of the next check now; if that fails, the check starts it."""
     with suppress(OSError):
-        if not _started:
-            _started.append(_popen())
+        if not STARTED:
+            STARTED.append(_popen())
 
 
 def read_arrays(folders: Sequence[Path], expected: Shapes) -> tuple[ArrayReport, ...]:
@@ -98,8 +98,8 @@ def read_arrays(folders: Sequence[Path], expected: Shapes) -> tuple[ArrayReport,
 
 def _reader() -> subprocess.Popen[bytes]:
     """The child that was started ahead, if it still waits for an order, or a new one."""
-    while _started:
-        child = _started.pop()
+    while STARTED:
+        child = STARTED.pop()
         if child.poll() is None:  # nor is it the child of a forked parent
             return child
     return _popen()

@@ -42,7 +42,7 @@ def save_expert(folder: Path, params: Any) -> None:
         storage.remove_tree(left)
     try:
         with storage.building(folder.absolute()) as prepared, _checkpointer() as checkpointer:
-            checkpointer.save(prepared, unflatten_dict(_leaves(params), sep="/"))
+            checkpointer.save(prepared, unflatten_dict(host_leaves(params), sep="/"))
     except ValueError as error:
         for number in (errno.ENOSPC, errno.EDQUOT):
             if (words := os.strerror(number)) in str(error):
@@ -67,12 +67,14 @@ def load_expert(folder: Path, like: PyTree) -> PyTree:
     """
     if not folder.is_dir():
         raise ExpertMissingError(f"{folder} does not exist; train its skill again")
-    expected = {path: _form(leaf) for path, leaf in _named(like).items()}
+    expected = {path: _form(leaf) for path, leaf in named_leaves(like).items()}
     _refuse_difference(folder, _stored_forms(folder), expected)
     blank = {path: np.zeros(shape, dtype) for path, (shape, dtype) in expected.items()}
     try:
         with _checkpointer() as checkpointer:
-            found = _named(checkpointer.restore(folder.absolute(), unflatten_dict(blank, sep="/")))
+            found = named_leaves(
+                checkpointer.restore(folder.absolute(), unflatten_dict(blank, sep="/"))
+            )
     except _UNREADABLE as error:
         raise _corrupt(folder, error) from error
     return jax.tree.unflatten(jax.tree.structure(like), [found[path] for path in expected])
@@ -80,7 +82,7 @@ def load_expert(folder: Path, like: PyTree) -> PyTree:
 
 def shapes_of(params: Any) -> dict[str, tuple[int, ...]]:
     """Return the shape of every leaf of any shape by its path, as run files hold it."""
-    return {path: tuple(leaf.shape) for path, leaf in _named(params).items()}
+    return {path: tuple(leaf.shape) for path, leaf in named_leaves(params).items()}
 
 
 def array_digest(params: Any) -> str:
@@ -89,7 +91,7 @@ def array_digest(params: Any) -> str:
     Two saves of the same arrays differ in their files, by times and random names, but not in this.
     """
     total = hashlib.sha256()
-    for path, leaf in sorted(_leaves(params).items()):
+    for path, leaf in sorted(host_leaves(params).items()):
         total.update(f"{path}\0{leaf.dtype.str}\0{leaf.shape}\n".encode())
         total.update(leaf.tobytes())
     return total.hexdigest()
@@ -161,7 +163,7 @@ def _stored_forms(folder: Path) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
             metadata = checkpointer.metadata(folder.absolute()).item_metadata
         if metadata is None:
             raise ValueError("it holds no description of its arrays")
-        return {path: _form(leaf) for path, leaf in _named(metadata.tree).items()}
+        return {path: _form(leaf) for path, leaf in named_leaves(metadata.tree).items()}
     except (*_UNREADABLE, AttributeError) as error:
         raise _corrupt(folder, error) from error
 
@@ -191,10 +193,12 @@ def _corrupt(folder: Path, error: Exception) -> ExpertCorruptError:
     return ExpertCorruptError(f"{folder} cannot be read ({reason}); roll back or train again")
 
 
-def _named(tree: Any) -> dict[str, Any]:
+def named_leaves(tree: Any) -> dict[str, Any]:
+    """Return the leaves of a tree by their paths."""
     pairs, _ = jax.tree_util.tree_flatten_with_path(tree)
     return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in pairs}
 
 
-def _leaves(tree: Any) -> dict[str, np.ndarray]:
-    return {path: np.asarray(leaf) for path, leaf in _named(jax.device_get(tree)).items()}
+def host_leaves(tree: Any) -> dict[str, np.ndarray]:
+    """Return the leaves of a tree by their paths, in the host's memory."""
+    return {path: np.asarray(leaf) for path, leaf in named_leaves(jax.device_get(tree)).items()}

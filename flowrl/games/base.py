@@ -23,7 +23,7 @@ _GROUP = "flowrl.games"
 COUNT = "n"  # the parameter of skill functions that is the count of the plan's step
 INVENTORIES = ("inventory", "inventory_diff")  # features whose fields are the game's items
 # pyproject.toml lists the same two; a source tree that is not installed has no entry points.
-_SHIPPED = {
+SHIPPED = {
     "Craftax-Classic-Symbolic-v1": "flowrl.games.craftax:CLASSIC",
     "Craftax-Symbolic-v1": "flowrl.games.craftax:FULL",
 }
@@ -180,7 +180,7 @@ def _loaded(point: EntryPoint) -> Game:
 @functools.cache
 def _entry_points() -> Mapping[str, EntryPoint]:
     """Every entry point by its name; nothing replaces a game that comes with flowrl."""
-    found = {name: EntryPoint(name, value, _GROUP) for name, value in _SHIPPED.items()}
+    found = {name: EntryPoint(name, value, _GROUP) for name, value in SHIPPED.items()}
     return found | {point.name: point for point in entry_points(group=_GROUP)} | found
 
 

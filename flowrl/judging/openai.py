@@ -42,7 +42,7 @@ from flowrl.storage import records
 KEY = "OPENAI_API_KEY"
 RETRIES, TIMEOUT_SECONDS = 4, 60.0
 WHY_LIMIT = 300
-_USED_UP = "the judge's budget is used up; raise --judge_budget"
+USED_UP = "the judge's budget is used up; raise --judge_budget"
 _MALFORMED = (ValueError, LookupError, TypeError, RecursionError)
 _ASKED_OF_TEXT = (
     "A skill is a goal (task_is_done) and a reward (task_reward) by which an agent is trained. "
@@ -121,14 +121,14 @@ class EndpointJudge(ABC):
             with suppress(FileRefusedError):  # it is asked again
                 return replace(records.read(path, Judgement), cost=Cost())
         if not self.budget.left:
-            return judgement(self, None, _USED_UP)
+            return judgement(self, None, USED_UP)
         before, began = self.budget.spent, time.monotonic()
         try:
             score, why = self.ask(question, text)
         except JudgeUnavailableError:
             if self.budget.left:
                 raise
-            return judgement(self, None, _USED_UP)
+            return judgement(self, None, USED_UP)
         finally:
             self.budget.spend(seconds=time.monotonic() - began)
         found = judgement(self, score, self._redacted(why), self.budget.spent - before)

@@ -25,7 +25,7 @@ from flowrl.storage import locks, records
 _FORMAT = 1
 RUNNER = Path(__file__).with_name("runner.py")
 LOG_WRITER = Path(__file__).with_name("log_writer.py")
-_RUNNER_EXIT_SECONDS = 1.0
+RUNNER_EXIT_SECONDS = 1.0
 Pid = Annotated[int, records.within(1, 2**22)]  # a job may write anything into start.json
 
 
@@ -113,7 +113,7 @@ def lock_held(folder: Path) -> bool:
 
 def becomes_free(folder: Path) -> bool:
     """Return whether no process of the run lives; waits a second for a runner that is exiting."""
-    deadline = time.monotonic() + _RUNNER_EXIT_SECONDS
+    deadline = time.monotonic() + RUNNER_EXIT_SECONDS
     while lock_held(folder):
         if time.monotonic() > deadline:
             return False

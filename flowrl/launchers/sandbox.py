@@ -230,10 +230,10 @@ def confinement(
     said = _CONFINED + (_OFFLINE if network_wanted else "")
     hidden = Path(os.path.realpath(graph)) if graph else None
     found = Confinement(program=program, hidden=hidden, disable_userns=True, said=said)
-    problem = _MISSING if program is None else _problem(found)
+    problem = _MISSING if program is None else problem_of(found)
     if problem and program is not None:  # an older bubblewrap
         found = replace(found, disable_userns=False)
-        problem = _problem(found)
+        problem = problem_of(found)
     if problem is None:
         return found
     if wanted == "bwrap":
@@ -241,7 +241,7 @@ def confinement(
     return Confinement(said=f"trainers are not confined: {problem}; skill code has all your rights")
 
 
-def _problem(probed: Confinement) -> str | None:
+def problem_of(probed: Confinement) -> str | None:
     """Return the reason why a trainer's Python cannot start confined; None when it can."""
     env = child_env()
     with tempfile.TemporaryDirectory(prefix="flowrl-sandbox-") as folder:

@@ -74,7 +74,7 @@ def evidence(
     )
     known = _known(folder, asked)
     if not known.answers:
-        job = _job(layout, folder, run)
+        job = comparison_job(layout, folder, run)
         handle = LAUNCHED.get(folder) or LAUNCHER.find(job)
         if handle is None:
             how = confinement or sandbox.confinement("auto", layout.root)
@@ -159,7 +159,8 @@ def _ended(folder: Path, asked: Comparison) -> Comparison:
     return found
 
 
-def _job(layout: GraphPaths, folder: Path, run: TrainingRun) -> Job:
+def comparison_job(layout: GraphPaths, folder: Path, run: TrainingRun) -> Job:
+    """Return the job that answers the questions of a run's merge."""
     root = str(layout.root.absolute())
     return Job(
         name=f"flowrl_compare_{run.run_id}",

@@ -250,7 +250,7 @@ class CommandExecutor:
             return events.RunEnded(request.skill, job.run_id, outcome, outcome.frames)
         paths = RunPaths(job.folder, request.expert)
         progress, tail = progress_of(paths, job.run_id), read_log_tail(paths.training_log)
-        frames, saved = (progress.frames if progress else 0), _saved(paths)
+        frames, saved = (progress.frames if progress else 0), newest_checkpoint(paths)
         self._disk.check()
         full = not self._disk.ok
         return events.RunEnded(request.skill, job.run_id, outcome, frames, tail, saved, full)
@@ -360,7 +360,7 @@ def _request(entry: Entry, status: Running) -> RunRequest:
     )
 
 
-def _saved(paths: RunPaths) -> int:
+def newest_checkpoint(paths: RunPaths) -> int:
     """Return the number of the newest checkpoint or round that the run has saved; 0 without."""
     names = [path.name for path in paths.folder.glob("*_policies/resume/*")]
     names += [path.parent.name for path in paths.rounds.glob("*/round.json")]

@@ -36,7 +36,7 @@ _RETRY_SECONDS = 0.1
 _TAIL_BYTES = 2**14
 _SHOWN_LINES = 10
 _LINE_CHARACTERS = 300
-_SETTLE_SECONDS = 0.1
+SETTLE_SECONDS = 0.1
 _REASON = re.compile(r"flowrl: |[A-Za-z_][\w.]*(Error|Exception|Interrupt)\b")  # of an end
 
 
@@ -304,7 +304,7 @@ def read_log_tail(log: Path) -> tuple[str, ...]:
     try:
         if log.is_symlink() or not log.is_file():
             return ()
-        time.sleep(_SETTLE_SECONDS)  # what copies the trainer's output ends after the trainer
+        time.sleep(SETTLE_SECONDS)  # what copies the trainer's output ends after the trainer
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
             rows = file.read(_TAIL_BYTES).decode(errors="replace").split("\n")

@@ -92,9 +92,9 @@ class SkillScheduler:
         self.launcher = launcher or TmuxLauncher()
         self._clock = clock
         self._lock = DaemonLock(self.layout.daemon_lock)
-        self._inbox = Inbox(self.layout)
-        self._file = StateFile(self.layout.scheduler_state)
-        self._disk = DiskHealth(self.layout, probe=lambda: self._file.save(self.state))
+        self.inbox = Inbox(self.layout)
+        self.state_file = StateFile(self.layout.scheduler_state)
+        self.disk = DiskHealth(self.layout, probe=lambda: self.state_file.save(self.state))
         self._limits = RunLimits(
             silent_seconds=self.schedule.stall_timeout, run_seconds=self.schedule.run_timeout
         )
@@ -127,7 +127,7 @@ class SkillScheduler:
             refuse_misplaced(self.layout)
             self._lock.acquire()
             try:
-                self._state = self._saved = self._file.load() or SchedulerState()
+                self._state = self._saved = self.state_file.load() or SchedulerState()
             except BaseException:
                 self._lock.release()
                 raise
@@ -144,14 +144,14 @@ class SkillScheduler:
         if state is self._saved:
             return True
         try:
-            self._file.save(state)
+            self.state_file.save(state)
         except OSError as error:
-            if not self._disk.report(error):
+            if not self.disk.report(error):
                 raise FileRefusedError(
-                    f"{self._file.path} cannot be written ({format_error(error)}), so nothing more "
-                    "is started or merged; runs go on: mend it and start again to adopt them"
+                    f"{self.state_file.path} cannot be written ({format_error(error)}), so nothing "
+                    "more is started or merged; runs go on: mend it and start again to adopt them"
                 ) from error
-            if not self._disk.ok:
+            if not self.disk.ok:
                 return False  # else the probe has written the state
         self._saved = state
         return True
@@ -159,7 +159,7 @@ class SkillScheduler:
     def close(self) -> None:
         """Unlock the folder; runs go on and are adopted by the next daemon."""
         self.launcher.close()
-        self._disk.close()
+        self.disk.close()
         self._lock.release()
         self._state = None
         self._pending.clear()
@@ -191,7 +191,7 @@ class SkillScheduler:
         self._on_text |= {verb: call for verb, call in of_text.items() if call}
         self._on_tick = on_tick or self._on_tick
         if backend is not None:
-            self._executor = CommandExecutor(self.launcher, backend, self._limits, self._disk)
+            self._executor = CommandExecutor(self.launcher, backend, self._limits, self.disk)
         given = {Completed: on_skill_complete, Failed: on_skill_failed}
         self._callbacks |= {kind: call for kind, call in given.items() if call}
 
@@ -272,20 +272,20 @@ class SkillScheduler:
         self._lock.check()
         self._on_tick()
         self.save()  # in case the disk was full before
-        self._disk.check()
-        taken = (self._with_text_taken(request) for request in self._inbox.take())
+        self.disk.check()
+        taken = (self._with_text_taken(request) for request in self.inbox.take())
         requests = [request for request in taken if request]
         ended = [event for entry, _ in self.state.launched() for event in executor.poll_run(entry)]
-        self._step([*requests, *ended], now, launching=self._disk.ok)
+        self._step([*requests, *ended], now, launching=self.disk.ok)
         log_responses(before, self.state.responses)
         if requests and self.save():
-            self._inbox.done(requests)
+            self.inbox.done(requests)
         unreported, self._unreported = self._unreported, []
         self._report_ends(unreported)
-        while self._disk.ok and self._pending and self.save():
+        while self.disk.ok and self._pending and self.save():
             received = self._carry_out(self._pending.popleft(), now)
             if received or not self._pending:  # then, start what the callbacks have added
-                self._step(received, now, launching=self._disk.ok)
+                self._step(received, now, launching=self.disk.ok)
         self.save()
         executor.archive_merged()
         if self.state.stop_mode is StopMode.STOP_NOW:
@@ -300,11 +300,11 @@ class SkillScheduler:
             seconds = min(seconds, (due - self._clock()).total_seconds())
         handles = [handle for _, handle in self.state.launched()]
         limits = (self._limits.seconds_left(handle) for handle in handles)
-        most = math.inf if self._disk.ok and not self._unreported else PROBE_SECONDS
+        most = math.inf if self.disk.ok and not self._unreported else PROBE_SECONDS
         if self._started_executor().stop_is_owed:
             most = _LOOK_SECONDS
         until = time.monotonic() + max(0.0, min(seconds, most, *limits))
-        while (left := until - time.monotonic()) > 0 and not self._inbox.waiting:
+        while (left := until - time.monotonic()) > 0 and not self.inbox.waiting:
             if self.launcher.wait(handles, timeout_seconds=min(left, _LOOK_SECONDS)):
                 return
 
@@ -331,7 +331,7 @@ class SkillScheduler:
             except (FlowrlError, OSError) as error:
                 if classify_io_error(error) != "disk":
                     raise
-                self._disk.report(error)
+                self.disk.report(error)
             time.sleep(PROBE_SECONDS)
 
     def _clear_sessions(self) -> None:
@@ -356,7 +356,7 @@ class SkillScheduler:
             return request
         if verb is Verb.RETRAIN and (entry is None or why_not(verb, entry.status.kind)):
             return request  # the step refuses it
-        if not self._disk.ok:
+        if not self.disk.ok:
             return None
         try:
             if (take := self._on_text.get(verb)) is None:
@@ -365,7 +365,7 @@ class SkillScheduler:
         except (FlowrlError, OSError) as error:
             if not is_transient(error):
                 return replace(request, refusal=format_error(error))
-            self._disk.report(error)
+            self.disk.report(error)
             logger.warning("%s: not taken up yet: %s", request.skill, format_error(error))
             return None
         return request

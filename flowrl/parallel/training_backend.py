@@ -115,13 +115,13 @@ class TrainingBackend:
             anew=request.anew,
         )
         records.write(self._layout.config_json, configs.to_json(self._config))
-        return self._job(prepared, request)
+        return self.job_of(prepared, request)
 
     def resume(self, request: RunRequest) -> Job:
         """Make the run ready to continue from its last checkpoint, with its own configuration."""
         prepared = self._open(request)
         clear_for_launch(prepared.layout)
-        return self._job(prepared, request)
+        return self.job_of(prepared, request)
 
     def reopen(self, request: RunRequest) -> Job | None:
         """The job of a run whose folder stays as it is; None without the folder.
@@ -141,7 +141,7 @@ class TrainingBackend:
         if prepared.run.run_id != request.run_id:
             return None
         self._say_other_settings(prepared.run)
-        return self._job(prepared, request)
+        return self.job_of(prepared, request)
 
     def merge(self, request: RunRequest) -> Mapping[str, Any]:
         """Merge the run's experts into the global checkpoint, exactly once."""
@@ -192,7 +192,7 @@ class TrainingBackend:
             raise FileRefusedError(f"{request.skill}: run {request.run_id} has no folder any more")
         return prepared
 
-    def _job(self, prepared: PreparedRun, request: RunRequest) -> Job:
+    def job_of(self, prepared: PreparedRun, request: RunRequest) -> Job:
         """The job that trains a prepared run."""
         env = self._env(request)
         config = configs.from_json(PPOConfig, prepared.run.config)

@@ -24,7 +24,7 @@ Unit = Literal["frames", "seconds"]
 _DURATION = re.compile(r"([0-9.]+)([smh])")
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 _LEAST_FRAMES = 1000  # of a budget: fewer were meant as something else
-_OF_OPTUNA = ("tpe", "cleanrl")
+OF_OPTUNA = ("tpe", "cleanrl")
 _SPREAD_PER_DIMENSION = 1.5  # first trials that fill the space, for each dimension and one
 _GRID = 4  # values of a dimension that has more than can be listed
 _MOST_LISTED = 16
@@ -125,7 +125,7 @@ def check_installed(method: Method) -> None:
     Raises:
       ConfigError: it is missing.
     """
-    if method in _OF_OPTUNA and find_spec("optuna") is None:
+    if method in OF_OPTUNA and find_spec("optuna") is None:
         raise ConfigError(
             f"--method {method} needs optuna: pip install '.[sweep]' in flowrl's folder, "
             "or use --method cooled"
@@ -197,7 +197,7 @@ def _sampled(given: SearchInput) -> Iterator[Point]:
 
 _METHODS: Mapping[Method, Callable[[SearchInput], Iterator[Point]]] = {
     **dict.fromkeys(("cooled", "protein", "carbs"), _modelled),
-    **dict.fromkeys(_OF_OPTUNA, _sampled),
+    **dict.fromkeys(OF_OPTUNA, _sampled),
     "random": _random,
     "grid": _grid,
 }

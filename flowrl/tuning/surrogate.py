@@ -171,14 +171,14 @@ def worth(models: Models, points: Array, *, budget_left: float) -> Array:
     deviation = (1 + _DOUBT * budget_left) * deviation
     unknown = deviation**2 / (deviation**2 + models.score.noise)
     told = np.log(unknown) - np.log1p(np.sqrt(1 - unknown))  # of 1 - sqrt(1 - unknown)
-    value = _log_improvement(mean, deviation, best) + told - budget_left * log_cost
+    value = log_improvement(mean, deviation, best) + told - budget_left * log_cost
     if models.success:
         chance, doubt = models.success.predict(points)
         value += log_ndtr((chance - 0.5) / np.sqrt(doubt**2 + _SURE))
     return value
 
 
-def _log_improvement(mean: Array, deviation: Array, best: Array | float) -> Array:
+def log_improvement(mean: Array, deviation: Array, best: Array | float) -> Array:
     """Return the logarithm of the expected improvement over `best` `[m]`, also where it is tiny."""
     z = (mean - best) / deviation
     density = -(z**2) / 2 - np.log(2 * np.pi) / 2

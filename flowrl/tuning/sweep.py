@@ -159,7 +159,7 @@ class TrialBackend(TrainingBackend):
             run_id = f"e{run.expert}.a{request.attempt}.{secrets.token_hex(4)}"
             run = replace(run, attempt=request.attempt, run_id=run_id)
             write_run(paths, run)
-        return self._job(PreparedRun(layout=paths, run=run), request)
+        return self.job_of(PreparedRun(layout=paths, run=run), request)
 
     def merge(self, request: RunRequest) -> Mapping[str, Any]:
         """Take the result as it is: the experts of a trial stay in its folder."""
@@ -179,8 +179,9 @@ class TrialBackend(TrainingBackend):
         paths = self._sweep.run(request.expert)
         return PreparedRun(layout=paths, run=read_own_run(paths, self._sweep.record.skill))
 
-    def _job(self, prepared: PreparedRun, request: RunRequest) -> Job:
-        job = super()._job(prepared, request)
+    def job_of(self, prepared: PreparedRun, request: RunRequest) -> Job:
+        """Return the job of a trial, whose group in W&B is its sweep's."""
+        job = super().job_of(prepared, request)
         return replace(job, env={**job.env, "WANDB_RUN_GROUP": self._sweep.paths.root.name})
 
     def _say_other_settings(self, run: TrainingRun) -> None:

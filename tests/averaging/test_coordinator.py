@@ -168,17 +168,6 @@ def test_all_members_of_a_round_get_the_same_bits():
     assert found["agent0"].tree["w"].dtype == np.float32
 
 
-def test_the_order_of_arrivals_does_not_count():
-    random = np.random.default_rng(0)
-    trees = {name: random.normal(size=50) for name in "abcdefg"}
-    results = set()
-    for seed in range(5):
-        order = np.random.default_rng(seed).permutation([*trees])
-        found = asyncio.run(rounds(joined(trees), {name: trees[name] for name in order}))
-        results.add(found["a"].tree.tobytes())
-    assert len(results) == 1
-
-
 def test_a_tree_is_averaged_leaf_by_leaf():
     trees = {
         "a": {"x": np.zeros((2, 3), np.float32), "y": {"z": np.array([1.0])}},

@@ -21,7 +21,7 @@ from flowrl import storage
 from flowrl.averaging.rules import OuterStep, Rule
 from flowrl.config import PPOConfig, quorum_of, to_argv
 from flowrl.errors import EXIT_DISK_FULL, EXIT_RESUMABLE, ConfigError
-from flowrl.parallel.executor import _saved
+from flowrl.parallel.executor import newest_checkpoint
 from flowrl.paths import RunPaths
 from flowrl.ppo_flow import refuse_other_form
 from flowrl.replicas.averager import share_of_devices
@@ -294,7 +294,7 @@ def test_each_replica_has_gpus_of_its_own_while_there_are_enough():
 
 def test_a_round_counts_as_progress_of_a_run_that_failed(tmp_path):
     paths = RunPaths(tmp_path, 0)
-    assert _saved(paths) == 0
+    assert newest_checkpoint(paths) == 0
     Rounds(paths.rounds).commit(Round(number=6), {"a": np.zeros(1)})
     (paths.rounds / "7" / "offers").mkdir(parents=True)
-    assert _saved(paths) == 7
+    assert newest_checkpoint(paths) == 7

@@ -403,13 +403,6 @@ def test_training_without_weights_is_refused():
     train(trainer)
 
 
-def test_two_trainers_of_one_coordinator_need_names_of_their_own():
-    coordinator = LocalSyncCoordinator()
-    coordinator.join("agent1")
-    with pytest.raises(ConfigError, match="agent1 has joined already"):
-        train(trainer_of(coordinator=coordinator))
-
-
 # The package
 
 

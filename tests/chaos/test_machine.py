@@ -120,8 +120,8 @@ def test_a_log_that_fills_the_disk_stops_no_trainer(small_disk, local, make_job,
 def test_a_trainer_that_cannot_import_has_failed_with_the_last_line_of_its_log(
     tmp_path, monkeypatch
 ):
-    assert health._SETTLE_SECONDS == 0.1
-    monkeypatch.setattr(health, "_SETTLE_SECONDS", 1.0)
+    assert health.SETTLE_SECONDS == 0.1
+    monkeypatch.setattr(health, "SETTLE_SECONDS", 1.0)
 
     def prepare(task):
         folder = storage.make_dir(tmp_path / f"a{task.attempt}")

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from flowrl import notices, storage
+from flowrl import storage
 from flowrl.errors import EXIT_BUSY
 from flowrl.parallel.health import DaemonLock
 from flowrl.parallel.state import StateFile
@@ -187,17 +187,6 @@ def test_an_expert_without_a_whole_version_trains_again_as_the_same_number(graph
     assert (state.entries[TABLE].expert, state.next_expert) == (1, 2)
     train(graph, TABLE, 1, {WOOD: 0}, acted={1: 5})
     assert frames(graph) == {0: 70, 1: 5}
-
-
-def test_a_notice_of_damage_stays_until_a_repair(graph, capsys):
-    flip(version_file(graph, 0))
-    prepare(graph, PICKAXE, 2, {WOOD: 0, TABLE: 1})
-    assert frames(graph) == {0: 50, 1: 20}
-    code, said = flowrl(capsys, "status", graph.root)
-    assert code == 0
-    assert "expert 0 (Collect Wood) was damaged" in " ".join(said.split())
-    assert fsck(capsys, graph, "--repair")[0] == 0
-    assert notices.read(graph) == {}
 
 
 def test_a_live_run_s_damaged_record_pins_all_until_its_folder_is_set_aside(graph, capsys):

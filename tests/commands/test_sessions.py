@@ -55,21 +55,6 @@ def test_a_skill_without_a_log_says_what_it_is(tmp_path, capsys, status):
     assert f"A has no training log: it is {status.kind}" in capsys.readouterr().err
 
 
-def test_an_unknown_skill_is_refused_with_the_names_there_are(tmp_path, capsys):
-    save(tmp_path, ("A", DONE))
-    assert logged(tmp_path, "B") == 1
-    assert "has no skill 'B'; it has: A" in capsys.readouterr().err
-
-
-def test_a_log_that_is_a_link_is_not_followed(tmp_path, capsys):
-    layout = save(tmp_path, ("A", running()))
-    secret = write_log(tmp_path / "secret", "secret\n")
-    write_log(layout.run(0, "A").training_log, "").unlink()
-    layout.run(0, "A").training_log.symlink_to(secret)
-    assert logged(tmp_path) == 1
-    assert "secret" not in capsys.readouterr().out
-
-
 def test_bytes_that_are_no_text_are_replaced(tmp_path, capsys):
     layout = save(tmp_path, ("A", DONE))
     log = write_log(layout.skill_folder(0, "A") / "training.log", "")

@@ -127,12 +127,6 @@ def test_a_blocked_skill_says_who_blocks_it_rather_than_all_it_waits_for(tmp_pat
     assert rows[3].waits_for == ("B",)
 
 
-@pytest.mark.parametrize("root", ["", "nowhere"])
-def test_a_folder_without_a_state_is_no_graph(tmp_path, root):
-    with pytest.raises(FileRefusedError, match=r"is no graph.*flowrl train"):
-        read_rows(GraphPaths(tmp_path / root))
-
-
 @pytest.mark.parametrize(
     "text",
     ["", "{", "[]", "{}", '{"skills": [1]}', '{"skills": [{"skill": "A"}]}', '{"skills": null}'],

@@ -82,7 +82,7 @@ def test_a_module_of_its_own_is_tried_when_it_is_opened(tmp_path, monkeypatch):
     module = tmp_path / "0.py"
     module.write_text(module_text([WOOD, STONE]))
     assert len(open_module(module).tasks) == 2
-    monkeypatch.setattr("flowrl.skills.validation.dry_run._run_worker", untried)
+    monkeypatch.setattr("flowrl.skills.validation.dry_run.run_worker", untried)
     with pytest.raises(AssertionError, match="not tried again"):
         open_module(module)
 

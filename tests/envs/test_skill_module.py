@@ -144,14 +144,7 @@ def test_a_module_that_departs_from_the_frame_is_refused(text, why):
 
 HOSTILE = {
     "a system call": "(n=2):\n    return __import__('os').system('id')",
-    "a dunder walk": "(n=2):\n    return ().__class__.__bases__",
-    "a callback": "(inventory, n=2):\n    return jax.pure_callback(abs, 1, 2)",
-    "a file": "(n=2):\n    return jnp.load('/etc/passwd')",
-    "an import inside": "(n=2):\n    import os\n    return 1",
-    "a function that calls itself": "(n=2):\n    def f(x):\n        return f(x)\n    return f(1)",
-    "an unknown feature": "(everything, n=2):\n    return 1",
     "a call in the default": "(n=print(1)):\n    return n",
-    "an endless loop": "(n=2):\n    while True:\n        n = n\n    return n",
     "another task's function": "(n=2):\n    return task_1_is_done",
     "the maps": "(n=2):\n    return GLOBAL_TO_LOCAL",
 }

@@ -23,7 +23,7 @@ SMALL = {"actor/kernel": (3, 2), "actor/bias": (2,)}
 
 @pytest.fixture(autouse=True)
 def no_reader_yet(monkeypatch):
-    monkeypatch.setattr(array_check, "_started", [])
+    monkeypatch.setattr(array_check, "STARTED", [])
 
 
 def saved(folder: Path, **leaves: np.ndarray) -> Path:
@@ -152,16 +152,16 @@ def test_a_reader_that_was_started_ahead_serves_one_check(tmp_path):
     folder = saved(tmp_path / "expert")
     array_check.start_reader()
     array_check.start_reader()
-    (child,) = array_check._started
+    (child,) = array_check.STARTED
     first = read(folder)
     assert child.returncode == 0
-    assert array_check._started == []
+    assert array_check.STARTED == []
     assert read(folder) == first
 
 
 def test_a_reader_that_was_killed_while_it_waited_is_replaced(tmp_path):
     array_check.start_reader()
-    (child,) = array_check._started
+    (child,) = array_check.STARTED
     child.kill()
     child.wait()
     (found,) = read(saved(tmp_path / "expert"))
@@ -188,7 +188,7 @@ lock = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
 os.set_inheritable(lock, True)
 fcntl.flock(lock, fcntl.LOCK_EX)
 array_check.start_reader()
-print(array_check._started[0].pid, flush=True)
+print(array_check.STARTED[0].pid, flush=True)
 time.sleep(60)
 """
 
@@ -222,7 +222,7 @@ if not (child := os.fork()):
     array_check.read_arrays([Path(sys.argv[1])], {})
     os._exit(0)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-assert array_check._started[0].poll() is None
+assert array_check.STARTED[0].poll() is None
 """
 
 

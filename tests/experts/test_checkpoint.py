@@ -24,7 +24,7 @@ def random_expert(seed: int, shapes=SHAPES) -> dict:
 
 
 def same_bits(one, other) -> bool:
-    left, right = checkpoint._named(one), checkpoint._named(other)
+    left, right = checkpoint.named_leaves(one), checkpoint.named_leaves(other)
     return left.keys() == right.keys() and all(
         left[path].dtype == right[path].dtype and left[path].tobytes() == right[path].tobytes()
         for path in left

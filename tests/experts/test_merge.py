@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from pathlib import Path
 
 import pytest
@@ -161,19 +160,6 @@ def test_a_rule_sees_ancestor_current_and_candidate_of_a_stale_run():
 
 
 # --- the frame rule
-
-
-@pytest.mark.parametrize("order", list(itertools.permutations([80, 100])), ids=str)
-def test_the_documented_conflict_keeps_150_million_frames_in_either_order(order):
-    start = version(frames=50 * MILLION)
-    offers = [
-        candidate(acted=millions * MILLION, content=f"run{millions}", ancestor=start)
-        for millions in order
-    ]
-    assert sorted(offer.frames for offer in offers) == [130 * MILLION, 150 * MILLION]
-    kept = after(start, offers)
-    assert kept is not None
-    assert (kept.frames, kept.content) == (150 * MILLION, "run100")
 
 
 def test_the_shorter_run_that_arrives_last_changes_nothing():

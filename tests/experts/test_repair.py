@@ -114,12 +114,6 @@ def test_a_fall_back_that_was_killed_is_finished_by_the_next_start(store, monkey
     assert (store.layout.quarantine / store.path_of(broken).relative_to(store.layout.root)).exists()
 
 
-def test_an_only_version_cannot_fall_back(store):
-    truncate(store, 1)
-    assert fall_back(store, 1) is None
-    assert store.manifest().generation == 4
-
-
 def test_a_rollback_is_a_new_generation_with_old_experts_and_the_whole_ledger(store):
     rollback(store, 2)
     manifest = store.manifest()
@@ -148,8 +142,3 @@ def test_a_generation_under_another_s_name_is_refused(store):
     with pytest.raises(FileRefusedError, match="holds no whole generation 2; choose among 1, 3, 4"):
         rollback(store, 2)
     assert store.manifest().generation == 4
-
-
-def test_a_rollback_to_an_unknown_generation_says_which_there_are(store):
-    with pytest.raises(FileRefusedError, match="choose among 1, 2, 3, 4"):
-        rollback(store, 99)

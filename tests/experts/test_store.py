@@ -109,14 +109,6 @@ def test_the_pickle_holds_the_same_facts_as_plain_dicts(store, layout):
     assert b"flowrl" not in layout.manifest_pickle.read_bytes()
 
 
-def test_the_same_run_twice_is_once(store, layout):
-    first = merge(store, "r1", expert=0, acted=5)
-    before = layout.manifest.read_bytes()
-    again = merge(store, "r1", expert=0, acted=5000)
-    assert (first.already_merged, again.already_merged) == (False, True)
-    assert layout.manifest.read_bytes() == before
-
-
 def test_only_what_the_rule_uses_gets_a_new_version(store, layout):
     merge(store, "r1", expert=0, acted=50)
     old = store.manifest().experts[0]

@@ -52,7 +52,7 @@ def test_an_unknown_game_is_refused_with_those_there_are_and_how_to_add_one():
 def test_the_games_that_come_with_flowrl_are_entry_points_of_it():
     """They are listed twice, since a source tree that is not installed has no entry points."""
     text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
-    assert tomllib.loads(text)["project"]["entry-points"]["flowrl.games"] == base._SHIPPED
+    assert tomllib.loads(text)["project"]["entry-points"]["flowrl.games"] == base.SHIPPED
     assert game_names()[:2] == (CLASSIC.name, FULL.name)
 
 

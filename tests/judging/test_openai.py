@@ -191,7 +191,7 @@ def test_each_request_counts_and_two_judges_share_a_budget(endpoint):
     assert other.score(ITEM).score == 0.75
     endpoint.refuse = 99
     found = other.score(SkillText(skill="Dig", text="2"))
-    assert (found.score, found.why) == (None, judging._USED_UP), "two retries of four are left"
+    assert (found.score, found.why) == (None, judging.USED_UP), "two retries of four are left"
     assert one.score(SkillText(skill="Dig", text="3")).score is None
     assert budget.spent.calls == len(endpoint.asked) == 6
 

@@ -82,20 +82,6 @@ def test_ctrl_c_in_the_pane_is_an_interruption(tmux, make_job):
     assert cause_of(end_of(tmux, handle, job)) is ExitCause.INTERRUPTED
 
 
-def test_the_pane_runs_on_whatever_a_user_does_with_it(tmux, make_job):
-    job = make_job(SLEEP)
-    handle = tmux.launch(job)
-    start_of(job)
-    tmux.server.run("rename-session", "-t", f"={job.name}", "mine")
-    tmux.server.run("send-keys", "-t", "=mine:", "exit", "Enter", "C-z", "C-d", "q")
-    tmux.server.run("split-window", "-d", "-t", "=mine:", "--", "sleep", "600")
-    with somebody_attached(tmux, "mine"):
-        assert tmux.poll(handle, job.folder) is None
-    assert tmux.poll(handle, job.folder) is None
-    tmux.stop(handle, job.folder)
-    assert cause_of(end_of(tmux, handle, job)) is ExitCause.STOPPED
-
-
 def test_stopping_the_run_that_began_the_server_leaves_the_server_to_the_others(tmux, make_job):
     jobs = [make_job(SLEEP, name=f"flowrl_e{n}_Wood", run_id=f"e{n}.a1.x") for n in range(3)]
     handles = [tmux.launch(job) for job in jobs[:2]]

@@ -77,17 +77,6 @@ def test_a_name_that_is_taken_at_the_last_moment_is_no_failure(tmux, of_graph, m
     assert tmux.launch(of_graph("second", SLEEP, OTHER_RUN)).session == f"{WOOD}_2"
 
 
-def test_a_renamed_session_is_found_under_its_new_name(tmux, of_graph):
-    job = of_graph("first", SLEEP, "e0.a1.x")
-    tmux.launch(job)
-    start_of(job)
-    tmux.server.run("rename-session", "-t", f"={WOOD}", "mine")
-    found = tmux.find(job)
-    assert found is not None
-    assert found.session == "mine"
-    assert tmux.launch(job) == found
-
-
 def dead(tmux: TmuxLauncher) -> int:
     """How many panes the server knows to be dead."""
     return sum(pane.dead for pane in tmux.server.panes())

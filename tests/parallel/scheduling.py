@@ -302,11 +302,6 @@ class FakeLauncher:
         return Handle(run_id=job.run_id, session=job.name, pid=1)
 
 
-def interrupt():
-    """What Ctrl-C does to a daemon that waits."""
-    raise KeyboardInterrupt
-
-
 def words(scheduler):
     return {name: entry.status.kind for name, entry in scheduler.state.entries.items()}
 

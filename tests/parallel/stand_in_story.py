@@ -38,8 +38,8 @@ class StandInBackend(TrainingBackend):
     def __init__(self, layout: GraphPaths, config: BottomUpConfig, *rest: Any, **more: Any) -> None:
         super().__init__(layout, config, *rest, **{**more, "confinement": Confinement()})
 
-    def _job(self, prepared: PreparedRun, task: RunRequest) -> Job:
-        job = super()._job(prepared, task)
+    def job_of(self, prepared: PreparedRun, task: RunRequest) -> Job:
+        job = super().job_of(prepared, task)
         argv = (sys.executable, "-m", "tests.parallel.stand_in", *job.argv[3:])
         return dataclasses.replace(job, argv=argv, cwd=ROOT)
 

@@ -10,7 +10,7 @@ from flowrl.errors import BusyError
 from flowrl.experts.merge import frame_count
 from flowrl.parallel.training_processor import archive_run, merge_run, recover_graph
 from flowrl.paths import GraphPaths
-from tests.parallel.making import WOOD, finish, frames, prepare
+from tests.parallel.making import WOOD, finish, prepare
 from tests.parallel.scheduling import FakeBackend, words
 
 
@@ -62,18 +62,6 @@ def test_a_run_that_cannot_be_archived_now_is_archived_later(daemon, world, erro
     daemon.tick()
     assert "A" not in world.folders
     assert daemon.backend.calls.count(("put away", "A")) == 2
-
-
-def test_what_a_killed_daemon_has_merged_and_not_archived_is_archived_at_the_next_start(tmp_path):
-    layout = GraphPaths(tmp_path)
-    place = prepare(layout, WOOD, 0, {}).layout
-    finish(place, {0: 50})
-    merge_run(layout, place, WOOD, accounting="acted", rule=frame_count)
-    assert frames(layout) == {0: 50}
-    assert place.folder.is_dir()
-    recover_graph(layout)
-    assert not place.folder.exists()
-    assert (layout.skill_folder(0, WOOD) / "result.json").exists()
 
 
 def test_a_copy_of_a_merged_runs_folder_stays_what_it_is(tmp_path):

@@ -86,7 +86,7 @@ def wait_for_the_job(folder: Path) -> None:
 def arrays_of(layout: GraphPaths, expert: int) -> dict[str, np.ndarray]:
     store = ExpertStore(layout)
     found = checkpoint.load_expert(store.verify(store.manifest().experts[expert]), LIKE)
-    return checkpoint._leaves(found)
+    return checkpoint.host_leaves(found)
 
 
 def words_of(layout: GraphPaths, ready: PreparedRun) -> tuple[str, ...]:
@@ -102,7 +102,7 @@ def test_two_runs_are_averaged_by_the_frames_that_each_of_them_added(layout, riv
     first, second = rivals
     merge(layout, first, merge_policy=AVERAGE)
     one = arrays_of(layout, 0)
-    other = checkpoint._leaves(checkpoint.load_expert(second.layout.final(0), LIKE))
+    other = checkpoint.host_leaves(checkpoint.load_expert(second.layout.final(0), LIKE))
     with pytest.raises(ComparingError, match="expert 0 is being compared"):
         merge(layout, second, merge_policy=AVERAGE)
     assert frames(layout)[0] == 80, "nothing is merged before"
@@ -236,14 +236,14 @@ def test_a_program_that_fails_leaves_it_to_the_frames(layout, rivals, monkeypatc
 def test_one_job_at_a_time_and_an_end_for_it_when_nobody_needs_it(layout, rivals, monkeypatch):
     first, second = rivals
     merge(layout, first, merge_policy=AVERAGE)
-    make, launched = comparisons._job, []
+    make, launched = comparisons.comparison_job, []
 
     def sleeper(*args):
         words = (sys.executable, "-I", "-S", "-c", "import time; time.sleep(600)")
         launched.append(replace(make(*args), argv=words))
         return launched[-1]
 
-    monkeypatch.setattr(comparisons, "_job", sleeper)
+    monkeypatch.setattr(comparisons, "comparison_job", sleeper)
     folder = defer(layout, second, AVERAGE)
     until(lambda: comparisons.LAUNCHER.find(launched[0]), seconds=240.0, what="its start")
     handle = comparisons.LAUNCHED.pop(folder)  # as if another scheduler had launched it

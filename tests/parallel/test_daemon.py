@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -28,7 +26,6 @@ from tests.parallel.scheduling import (
     Killed,
     World,
     exited,
-    interrupt,
     lines,
     status,
     words,
@@ -103,25 +100,6 @@ def _survives(root, fatal):
     return unharmed
 
 
-def test_the_intent_is_in_the_file_before_the_act(start, world):
-    scheduler = start()
-    scheduler.add_skill("A")
-    seen = []
-
-    class Spy(FakeLauncher):
-        def launch(self, job):
-            seen.append(lines(scheduler)["A"])
-            return super().launch(job)
-
-    scheduler = start()
-    scheduler.launcher = Spy(world)
-    scheduler.set_callbacks(backend=FakeBackend(world))
-    scheduler.tick()
-    assert seen[0]["status"] == "running"
-    assert seen[0]["run_id"] == world.folders["A"]
-    assert seen[0]["handle"] is None
-
-
 def test_every_command_follows_a_save_of_the_state_that_issued_it(start, world, monkeypatch):
     scheduler = start()
     scheduler.add_skill("A")
@@ -155,23 +133,6 @@ def test_a_run_is_reopened_only_once_it_is_saved_how_it_ended(start, world):
     assert seen == ["preparing"]
 
 
-def test_a_full_disk_under_the_state_file_stops_all_acts_until_there_is_room(
-    start, world, monkeypatch, caplog
-):
-    scheduler = start()
-    scheduler.add_skill("A")
-    monkeypatch.setenv("FLOWRL_FAULT", "write.scheduler_state.json:enospc")
-    scheduler.tick()
-    scheduler.tick()
-    assert not world.living()
-    assert "paused (disk)" in caplog.text
-    assert lines(scheduler)["A"]["status"] == "waiting"
-    monkeypatch.delenv("FLOWRL_FAULT")
-    scheduler.tick()
-    assert len(world.living()) == 1
-    assert lines(scheduler)["A"]["status"] == "running"
-
-
 def test_a_request_on_a_full_disk_does_not_keep_the_daemon_awake(start, world, monkeypatch):
     scheduler = start(scheduler_poll_interval=60.0)
     scheduler.add_skill("A")
@@ -192,7 +153,7 @@ def test_a_request_on_a_full_disk_does_not_keep_the_daemon_awake(start, world, m
     assert waits == [1.0], "a new request is heard at once"
     monkeypatch.delenv("FLOWRL_FAULT")
     scheduler.tick()
-    assert not scheduler._inbox.waiting
+    assert not scheduler.inbox.waiting
     assert not list(scheduler.layout.requests.iterdir())
 
 
@@ -248,16 +209,6 @@ def test_an_unreadable_state_stops_the_program_and_is_left_alone(start, text, er
     assert scheduler.layout.scheduler_state.read_text() == text
 
 
-def test_ctrl_c_leaves_runs_to_be_adopted(start, world):
-    scheduler = start()
-    scheduler.add_skill("A")
-    scheduler.launcher.on_wait = interrupt
-    with pytest.raises(KeyboardInterrupt):
-        scheduler.run()
-    assert len(world.living()) == 1
-    assert lines(scheduler)["A"]["status"] == "running"
-
-
 def test_waiting_ends_when_a_retry_is_due(start, world, clock):
     scheduler = start(retry_backoff=7, scheduler_poll_interval=30)
     scheduler.add_skill("A")
@@ -269,11 +220,6 @@ def test_waiting_ends_when_a_retry_is_due(start, world, clock):
     clock.pass_seconds(100)
     scheduler.tick()
     assert words(scheduler) == {"A": "running"}
-
-
-def test_the_daemon_needs_no_jax():
-    code = "import sys, flowrl.parallel.scheduler; sys.exit('jax' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_a_launch_that_succeeded_unnoticed_is_adopted(start, world, clock):

@@ -59,27 +59,6 @@ def slots(devices, *, each, running=(), runs=99):
 # The core
 
 
-def test_a_run_gets_all_of_its_devices_or_none():
-    found = slots({"0": 1, "1": 1, "2": 1}, each=2)
-    assert found.take(alone=False) == ("0", "1")
-    assert found.take(alone=False) is None, "one device is free"
-    held = Preparing(attempt=1, since=NOW, devices=("0",))
-    others = [replace(held, devices=(name,)) for name in "12"]
-    assert (
-        slots(dict.fromkeys("0123", 1), each=2, running=[held, *others]).take(alone=False) is None
-    )
-    assert slots(dict.fromkeys("0123", 1), each=2, running=others).take(alone=False) == ("0", "3")
-
-
-def test_a_run_out_of_memory_has_all_of_its_devices_alone():
-    found = slots(dict.fromkeys("0123", 2), each=2)
-    assert found.take(alone=False) == ("0", "1")
-    assert found.take(alone=True) == ("2", "3")
-    assert found.take(alone=True) is None
-    assert found.take(alone=False) == ("0", "1")
-    assert found.take(alone=False) is None, "no run joins the one that is alone"
-
-
 @given(
     st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 3)),
     st.integers(1, 4),

@@ -122,7 +122,7 @@ def test_a_notice_of_a_pause_goes_with_its_daemon_or_at_the_next_start(start, wo
     notices.publish(scheduler.layout, "paused", "paused (disk): of a daemon that was killed")
     scheduler.tick()
     assert notices.read(scheduler.layout) == {}
-    scheduler._disk._pause("disk", "it is full")
+    scheduler.disk._pause("disk", "it is full")
     assert "paused" in notices.read(scheduler.layout)
     scheduler.close()
     assert notices.read(scheduler.layout) == {}
@@ -151,7 +151,7 @@ def test_a_state_that_cannot_be_saved_pauses_whatever_the_reason(
     scheduler = start()
     scheduler.add_skill("A")
     scheduler.add_skill("B")
-    file = scheduler._file
+    file = scheduler.state_file
     save = file.save
 
     def broken(state):
@@ -182,7 +182,7 @@ def test_an_act_that_meets_a_full_disk_pauses_all_until_a_probe_can_be_written(
     def full():
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(scheduler._disk, "_probe", full)
+    monkeypatch.setattr(scheduler.disk, "_probe", full)
     scheduler.tick()
     if verb == "merge":
         world.end("A")

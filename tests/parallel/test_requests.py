@@ -263,7 +263,7 @@ def test_a_request_is_obeyed_once_though_the_daemon_dies_around_its_acknowledgem
     world.end("A", exited(ExitCause.EXIT, code=1))
     scheduler.tick()
     name = send_request(scheduler.layout, Verb.RETRY, "A")
-    place = scheduler._inbox if fatal == "unlink" else scheduler._file
+    place = scheduler.inbox if fatal == "unlink" else scheduler.state_file
 
     def die(*_):
         raise Killed(fatal)
@@ -328,7 +328,7 @@ def test_links_folders_pipes_and_strange_names_are_no_requests(start, tmp_path):
     assert words(scheduler)["A"] == "running"
     assert secret.read_text() == good
     assert all(said.startswith("refused") for said in outcomes(scheduler).values())
-    assert not scheduler._inbox.waiting, "what stays there does not keep the daemon awake"
+    assert not scheduler.inbox.waiting, "what stays there does not keep the daemon awake"
     assert asked_beside(scheduler, Verb.PAUSE, "A") == "done"
 
 
@@ -371,7 +371,7 @@ def test_a_skill_that_the_machine_cannot_add_now_is_added_later(start, error):
     pause = send_request(scheduler.layout, Verb.PAUSE, "B")
     scheduler.tick()
     assert outcomes(scheduler) == {pause: "done"}, "the others do not wait"
-    assert not scheduler._inbox.waiting, "what has to wait does not keep the daemon awake"
+    assert not scheduler.inbox.waiting, "what has to wait does not keep the daemon awake"
     scheduler.tick()
     assert outcomes(scheduler) == {pause: "done", add: "done"}
     assert heard == ["C", "C"]

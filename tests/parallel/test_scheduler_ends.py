@@ -17,7 +17,6 @@ from flowrl.errors import (
 from flowrl.launchers.base import ExitCause, Lost
 from flowrl.parallel import requests
 from flowrl.parallel.events import Verb
-from flowrl.parallel.status import Held, Running
 from flowrl.paths import RunPaths
 from flowrl.runs import write_progress
 from tests.parallel.scheduling import (
@@ -239,21 +238,6 @@ def test_a_refused_merge_is_a_failed_attempt(start, world, clock):
     scheduler.tick()
     assert status(scheduler, "A").attempt == 2
     assert first not in world.ledger
-
-
-def test_a_held_running_skill_ends_and_waits_for_its_retry(start, world):
-    scheduler = start()
-    scheduler.add_skill("A")
-    scheduler.tick()
-    scheduler.hold("A")
-    scheduler.tick()
-    assert world.of("A").asked_to_end
-    world.end("A", exited(ExitCause.STOPPED))
-    scheduler.tick()
-    assert isinstance(status(scheduler, "A"), Held)
-    scheduler.retry("A")
-    scheduler.tick()
-    assert isinstance(status(scheduler, "A"), Running)
 
 
 def test_a_silent_run_is_ended_and_charged(start, world, clock):

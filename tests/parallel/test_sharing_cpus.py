@@ -25,7 +25,7 @@ GRAPH = SkillGraph(load_library(PPOConfig().env_name).values())
 @pytest.fixture(autouse=True)
 def four_cpus(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
-    monkeypatch.setattr(sandbox, "_problem", lambda _: None)  # a trial for each case takes long
+    monkeypatch.setattr(sandbox, "problem_of", lambda _: None)  # a trial for each case takes long
 
 
 def trainer(folder, *words, kind=BottomUpConfig, **facts) -> TrainConfig:

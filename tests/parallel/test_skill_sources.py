@@ -213,8 +213,3 @@ def test_what_a_skill_is_trained_with_and_where_that_is_said(
     found = for_skill(parse(BottomUpConfig, given), of_file=of_file, of_toml=of_toml)
     assert found.ppo.lr == lr
     assert found.origins == ({"lr": origin} if origin else {})
-
-
-def test_settings_that_do_not_fit_together_are_refused():
-    with pytest.raises(ConfigError, match="--num_minibatches 7"):
-        for_skill(BottomUpConfig(), of_file={"num_minibatches": 7}, of_toml={})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import typing
 import zlib
 from dataclasses import replace
@@ -17,7 +16,6 @@ from flowrl.errors import FileRefusedError, FormatVersionError
 from flowrl.launchers.base import ExitCause, Exited, Handle, Lost
 from flowrl.parallel import events
 from flowrl.parallel.events import NewSkill, Response, StopMode
-from flowrl.parallel.health import RunLimits
 from flowrl.parallel.outcomes import described
 from flowrl.parallel.state import SchedulerState, StateFile, decode, next_due
 from flowrl.parallel.status import (
@@ -234,43 +232,6 @@ def test_every_event_is_heard():
     assert set(HANDLERS) == kinds - {events.Event, events.RunEvent, events.NotDone}
 
 
-def test_an_event_of_another_run_or_status_changes_nothing():
-    state = state_of_all()
-    handle = Handle(run_id="other", session="s", pid=1)
-    rules = ScheduleConfig()
-    for skill in state.entries:
-        for event in (
-            events.RunLaunched(skill, "other", handle),
-            events.RunEnded(skill, "other", Lost()),
-            events.RunLate(skill, "other", StopReason.HUNG),
-            events.MergeDone(skill, "other"),
-            events.MergeRefused(skill, "other", "no"),
-        ):
-            # (the postponed merge would be due)
-            after, commands = step(
-                state, [event], NOW - timedelta(minutes=1), rules, launching=False
-            )
-            assert after is state
-            assert commands == ()
-
-
-def test_the_same_history_gives_the_same_state():
-    first, second = (history(seed=5) for _ in range(2))
-    assert first == second
-
-
-def history(seed):
-    dice = random.Random(seed)
-    state, trace = SchedulerState(), []
-    names = [f"s{number}" for number in range(6)]
-    for number, name in enumerate(names):
-        needs = tuple(dice.sample(names[:number], k=min(number, dice.randint(0, 2))))
-        added = events.SkillsAdded((NewSkill(skill=name, needs=needs),))
-        state, commands = step(state, [added], NOW, ScheduleConfig())
-        trace.append((state, commands))
-    return trace
-
-
 def test_all_roots_of_a_blockage_are_named_and_lifted_one_by_one():
     skills = [NewSkill(skill=n) for n in "AB"] + [
         NewSkill(skill="C", needs=("A", "B")),
@@ -323,20 +284,6 @@ def test_nothing_is_due_but_what_lies_ahead():
 )
 def test_an_end_is_described_for_people(outcome, words):
     assert described(outcome) == words
-
-
-def test_a_heartbeat_is_the_change_of_progress_and_not_the_wall_clock(tmp_path):
-    seconds = 0.0
-    limits = RunLimits(silent_seconds=10, run_seconds=None, monotonic=lambda: seconds)
-    path = tmp_path / "progress.json"
-    assert not limits.is_silent("r", path)
-    seconds = 9.0
-    path.write_text("1")
-    assert not limits.is_silent("r", path)
-    seconds = 18.0
-    assert not limits.is_silent("r", path)
-    seconds = 20.0
-    assert limits.is_silent("r", path)
 
 
 def test_a_slot_that_a_merge_frees_goes_to_what_the_merge_makes_ready_when_that_ranks_higher():

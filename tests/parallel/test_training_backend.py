@@ -26,7 +26,7 @@ from tests.parallel.making import GRAPH, WOOD
 def test_a_start_with_other_flags_says_with_which_a_run_goes_on(
     tmp_path, caplog, monkeypatch, words, said
 ):
-    monkeypatch.setattr(sandbox, "_problem", lambda _: None)
+    monkeypatch.setattr(sandbox, "problem_of", lambda _: None)
 
     def backend(words):
         return TrainingBackend(

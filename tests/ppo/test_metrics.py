@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 
@@ -49,22 +47,6 @@ def test_a_good_policy_is_recognised_before_the_time_limit_has_passed_twice():
     assert first * STEPS <= 300
 
 
-def test_the_rate_of_a_long_run_is_the_chance_of_success():
-    *_, last = played(64, 60, success_length=50, limit=300, chance=0.5)
-    assert last.full
-    assert last.success == pytest.approx(0.5, abs=0.1)
-    assert last.step_success[0] > 0.85  # the first step always succeeds; some still run
-
-
-def test_the_rate_follows_a_policy_that_gets_better():
-    log = EpisodeLog(4, 1)
-    for share in (0, 1):
-        for _ in range(8):
-            done = np.ones((STEPS, 4), bool)
-            add(log, done, np.ones((STEPS, 4), np.int32), np.full((STEPS, 4, 1), share > 0))
-        assert log.rates().success == share
-
-
 def test_before_the_first_episode_ends_there_is_nothing_to_judge_by():
     log = EpisodeLog(4, 2)
     blank = np.zeros((STEPS, 4), bool)
@@ -81,18 +63,6 @@ def test_the_memory_stays_small():
         done = np.ones((STEPS, 8), bool)
         add(log, done, np.ones((STEPS, 8), np.int32), np.ones((STEPS, 8, 1), bool))
     assert len(log._start) <= 2 * log.size
-
-
-def test_early_steps_are_not_judged_by_episodes_that_have_just_begun():
-    log = EpisodeLog(64, 2)
-    for _ in range(8):  # episodes of 16 steps that complete the first of two tasks
-        done = np.zeros((STEPS, 64), bool)
-        done[7::16] = True
-        lengths = np.full((STEPS, 64), 16, np.int32)
-        success = np.zeros((STEPS, 64, 2), bool)
-        success[..., 0] = True
-        add(log, done, lengths, success)
-    assert log.rates().step_success == (1.0, 0.0)
 
 
 class Plain:
@@ -176,16 +146,3 @@ def test_a_run_ends_at_the_very_share_of_a_full_window(episodes, wins, reached):
     done, length = np.ones((episodes, 1), bool), np.ones((episodes, 1), int)
     log.add(done=done, task_success=success, length=length, total=np.zeros((episodes, 1)))
     assert log.rates().reach(share) == reached
-
-
-def test_the_share_is_that_of_the_last_step_and_the_very_share_is_enough():
-    rates = Rates(
-        step_success=(1.0, 0.5),
-        mean_episode_length=1.0,
-        mean_episode_return=0.0,
-        episodes=256,
-        full=True,
-    )
-    assert rates.reach(0.5)
-    assert not rates.reach(0.51)
-    assert not dataclasses.replace(rates, full=False).reach(0.5)

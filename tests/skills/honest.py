@@ -109,6 +109,7 @@ REWARDS: dict[str, str] = {
     "a running sum": "return jnp.cumsum(player_intrinsics)[3] / 36",
     "another shape": "return jnp.reshape(closest_blocks[BlockType.TREE.value], (10,))[0] * 0.01",
     "nothing after all": "return jnp.nan_to_num(inventory_diff.wood * 1.0)",
+    "comprehensions": "return sum([0.1 * i for i in range(3)]) + sum(i for i in (1, 2))",
     "names of its own": "bonus = 0.0\nbonus += inventory_diff.wood\nbonus *= 2\nbonus -= 0.01\nreturn bonus",
 }
 

@@ -50,7 +50,7 @@ def never(*_):
 
 
 def test_the_library_needs_no_dry_run(layout, monkeypatch):
-    monkeypatch.setattr(dry_run, "_run_worker", never)
+    monkeypatch.setattr(dry_run, "run_worker", never)
     skills = load_library(CLASSIC)
     approvals = dry_run.approve_skills(layout, skills.values(), CLASSIC, trust=False)
     assert set(approvals) == set(skills)
@@ -64,7 +64,7 @@ def test_new_code_is_tried_once_and_then_kept_with_the_graph(layout, folder, mon
     assert not layout.root.exists()
     dry_run.keep_approvals(layout, approvals)
     assert [path.stem for path in layout.approvals.iterdir()] == [approvals["Fell"].digest]
-    monkeypatch.setattr(dry_run, "_run_worker", never)
+    monkeypatch.setattr(dry_run, "run_worker", never)
     assert dry_run.approve_skills(layout, skills, CLASSIC, trust=False) == approvals
 
 

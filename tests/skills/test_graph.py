@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from flowrl.errors import CycleError, GraphError, UnknownNeedError
 from flowrl.games.craftax import CLASSIC
 from flowrl.skills.graph import SkillGraph
-from flowrl.skills.skill import Amount, Skill, Step, load_library
+from flowrl.skills.skill import Amount, Skill, load_library
 from tests.skills.making import skill
 from tests.skills.simulation import simulate
 
@@ -190,36 +190,6 @@ def test_the_order_puts_every_skill_after_its_needs():
     graph = SkillGraph(BASICS[::-1])
     assert graph.order() == tuple(made.name for made in BASICS)
     assert graph.all_needs("Collect Stone") == ("Collect Wood", "Place Table", "Make Wood Pickaxe")
-
-
-@pytest.mark.parametrize(
-    ("steps", "complaint"),
-    [
-        ([("Place Table", 1)], "step 0, Place Table × 1, needs 2 wood and has 0"),
-        ([("Collect Wood", 10)], "would reach 10 wood"),
-        ([("Dance", 1)], "unknown skill"),
-        (
-            [
-                ("Collect Wood", 9),
-                ("Place Table", 1),
-                ("Collect Wood", 9),
-                ("Make Wood Pickaxe", 1),
-            ],
-            "needs 1 near_table and has 0",
-        ),
-    ],
-)
-def test_the_simulator_says_which_step_lacks_what(steps, complaint):
-    skills = {made.name: made for made in BASICS}
-    with pytest.raises(GraphError, match=complaint):
-        simulate(skills, [Step(skill=name, count=count) for name, count in steps])
-
-
-def test_counts_are_levels_and_consumption_is_taken_whole():
-    skills = {made.name: made for made in BASICS}
-    steps = [("Collect Wood", 5), ("Place Table", 1), ("Collect Wood", 4), ("Collect Wood", 2)]
-    levels = simulate(skills, [Step(skill=name, count=count) for name, count in steps])
-    assert levels == {"wood": 4}
 
 
 def random_library(seed: int, *, size: int, fixed: bool = False) -> list[Skill]:

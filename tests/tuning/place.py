@@ -35,8 +35,8 @@ ROOT = Path(__file__).parents[2]
 class StandInBackend(TrialBackend):
     """Real folders and records; only the trainer's program is another."""
 
-    def _job(self, prepared: PreparedRun, request: RunRequest) -> Job:
-        job = super()._job(prepared, request)
+    def job_of(self, prepared: PreparedRun, request: RunRequest) -> Job:
+        job = super().job_of(prepared, request)
         argv = (sys.executable, "-m", "tests.tuning.stand_in", *job.argv[3:])
         return dataclasses.replace(job, argv=argv, cwd=ROOT, sandbox=())
 

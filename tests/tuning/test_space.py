@@ -163,12 +163,6 @@ def test_a_long_range_of_whole_numbers_is_not_written_out():
     assert frames.value(frames.unit(123_456_789)) == 123_456_789
 
 
-@pytest.mark.parametrize("item", ["layer_size=pow2:32:256", "activation=choice:tanh,relu"])
-def test_sizes_are_those_of_all_experts(item):
-    with pytest.raises(ConfigError, match="the same for all experts of a graph"):
-        parse_vary([item])
-
-
 def test_minibatches_are_repaired_to_the_nearest_number_that_divides_the_rows():
     base = PPOConfig(num_minibatches=10)
     assert admissible({"num_envs": 64, "num_steps": 6}, base).num_minibatches == 12

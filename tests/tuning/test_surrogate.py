@@ -71,9 +71,9 @@ def test_equal_values_make_a_flat_model(values):
 def test_log_improvement_is_exact_where_it_can_be_computed_otherwise():
     z = np.linspace(-6, 6, 49)
     plain = np.log(norm.pdf(z) + z * norm.cdf(z))
-    found = surrogate._log_improvement(z, np.ones(49), 0.0)
+    found = surrogate.log_improvement(z, np.ones(49), 0.0)
     assert found == pytest.approx(plain, rel=1e-6)
-    far = surrogate._log_improvement(-(10.0 ** np.arange(0, 7)), np.ones(7), 0.0)
+    far = surrogate.log_improvement(-(10.0 ** np.arange(0, 7)), np.ones(7), 0.0)
     assert np.isfinite(far).all()
     assert (np.diff(far) < 0).all()
 

@@ -92,7 +92,7 @@ def try_codes(
     found: dict[int, CodeApproval | str] = {}
     while len(found) < len(codes):
         rest = [number for number in range(len(codes)) if number not in found]
-        outcomes = _run_worker([codes[number] for number in rest], limits or Limits(), confine)
+        outcomes = run_worker([codes[number] for number in rest], limits or Limits(), confine)
         found |= {rest[number]: outcome for number, outcome in outcomes.items()}
     return [found[number] for number in range(len(codes))]
 
@@ -150,7 +150,7 @@ def keep_approvals(layout: GraphPaths, approvals: Mapping[str, CodeApproval]) ->
     logger.warning(text)
 
 
-def _run_worker(
+def run_worker(
     codes: Sequence[SkillCode], limits: Limits, confine: Confine
 ) -> dict[int, CodeApproval | str]:
     """The outcomes of codes up to the one that ended the worker: of one at least.
