@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -155,6 +156,28 @@ def arrives(check: Callable[[Bench], object]) -> Callable[[Bench], object]:
     return check
 
 
+IN_THE_SCHEDULE = {
+    **{"max_parallel_skills": 7, "max_retries": 0, "retry_backoff": 0.25, "auto_scaling": True},
+    **{"scheduler_poll_interval": 0.5, "min_success_rate": 0.4, "needs_success_rate": 0.4},
+    **{"stall_timeout": 77.0, "slot_minutes": 0.5},
+}
+LIMITS = {"run_memory": "8G", "run_disk": "8e9", "run_processes": 8_000_000_000}
+
+
+def in_the_schedule(bench: Bench, name: str, value) -> None:
+    assert getattr(bench.scheduler().schedule, name) != value
+    assert getattr(bench.scheduler(*flag(name, value)).schedule, name) == value
+
+
+def a_limit(bench: Bench, name: str, value) -> None:
+    assert bench.job(*flag(name, value)).limits == {name: 8_000_000_000}
+    assert bench.job().limits == {}
+
+
+for check, values in ((in_the_schedule, IN_THE_SCHEDULE), (a_limit, LIMITS)):
+    ARRIVALS |= {name: partial(check, name=name, value=each) for name, each in values.items()}
+
+
 @arrives
 def graph_path(bench):
     assert bench.scheduler().layout.root == bench.layout.root
@@ -193,17 +216,6 @@ def skills_dir(bench):
 
 
 @arrives
-def max_parallel_skills(bench):
-    assert bench.scheduler("--max_parallel_skills=7").schedule.max_parallel_skills == 7
-
-
-@arrives
-def auto_scaling(bench):
-    assert bench.scheduler("--auto_scaling").schedule.auto_scaling
-    assert not bench.scheduler().schedule.auto_scaling
-
-
-@arrives
 def min_workers(bench):
     with bench.scheduler("--min_workers=2", "--auto_scaling") as scheduler:
         Scaling(scheduler, lambda _: None)
@@ -215,32 +227,6 @@ def max_workers(bench):
     with bench.scheduler("--max_workers=9", "--auto_scaling") as scheduler:
         Scaling(scheduler, lambda _: None)
         assert "of 1 to 9" in notices.read(scheduler.layout)["scaling"]
-
-
-@arrives
-def scheduler_poll_interval(bench):
-    schedule = bench.scheduler("--scheduler_poll_interval=0.5").schedule
-    assert schedule.scheduler_poll_interval == 0.5
-
-
-@arrives
-def max_retries(bench):
-    assert bench.scheduler("--max_retries=0").schedule.max_retries == 0
-
-
-@arrives
-def retry_backoff(bench):
-    assert bench.scheduler("--retry_backoff=0.25").schedule.retry_backoff == 0.25
-
-
-@arrives
-def min_success_rate(bench):
-    assert bench.scheduler("--min_success_rate=0.4").schedule.min_success_rate == 0.4
-
-
-@arrives
-def needs_success_rate(bench):
-    assert bench.scheduler("--needs_success_rate=0.4").schedule.needs_success_rate == 0.4
 
 
 @arrives
@@ -423,22 +409,6 @@ def skills_per_gpu(bench):
 
 
 @arrives
-def run_memory(bench):
-    assert bench.job("--run_memory=8G").limits == {"run_memory": 8_000_000_000}
-    assert bench.job().limits == {}
-
-
-@arrives
-def run_disk(bench):
-    assert bench.job("--run_disk=2e9").limits == {"run_disk": 2_000_000_000}
-
-
-@arrives
-def run_processes(bench):
-    assert bench.job("--run_processes=9").limits == {"run_processes": 9}
-
-
-@arrives
 def gpu_memory_mb(bench):
     install_nvidia_smi(bench)
     devices = bench.scheduler("--gpu_memory_mb=20000").devices
@@ -462,21 +432,10 @@ def cpus_per_run(bench):
 
 
 @arrives
-def stall_timeout(bench):
-    assert bench.scheduler("--stall_timeout=77").schedule.stall_timeout == 77
-
-
-@arrives
 def run_timeout(bench):
     assert bench.scheduler().schedule.run_timeout is None
     assert bench.scheduler("--run_timeout=99").schedule.run_timeout == 99
     assert bench.job("--total_timesteps=1_000_000").limit_seconds == 24 * 3600 + 10_000
-
-
-@arrives
-def slot_minutes(bench):
-    assert bench.scheduler().schedule.slot_minutes == 10
-    assert bench.scheduler("--slot_minutes=0.5").schedule.slot_minutes == 0.5
 
 
 @arrives
