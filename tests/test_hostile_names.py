@@ -170,19 +170,6 @@ def test_every_name_is_refused_in_one_line_or_taken_under_a_harmless_one(world):
     check_that_nothing_escaped(world)
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [("Collect Wood", "Collect_Wood"), ("a b", "a_b"), ("../../x", "x_9cdf6a50")],
-)
-def test_names_that_share_a_folder_are_refused_together(world, one, other):
-    with SkillScheduler(world / "graph", launcher=LocalLauncher()) as scheduler:
-        scheduler.add_skill(one)
-        with pytest.raises(NameRefusedError, match="would share the folder name") as caught:
-            scheduler.add_skill(other)
-        assert repr(one) in str(caught.value)
-        assert repr(other) in str(caught.value)
-
-
 @pytest.mark.parametrize("step", [9, pytest.param(1, marks=pytest.mark.slow)], ids=["some", "all"])
 def test_hostile_names_are_trained_like_others(world, capsys, step):
     launcher = LocalLauncher()

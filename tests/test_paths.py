@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import string
 from contextlib import chdir
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,27 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowrl.errors import NameRefusedError
-from flowrl.paths import GraphPaths, display_name, plain, session_name, slug
-
-HOSTILE = [
-    "../../x",
-    "a;rm -rf ~",
-    "$(id)",
-    "-t",
-    "木を集める",
-    "a/b",
-    ".",
-    "..",
-    "~",
-    "`id`",
-    "a\\b",
-]
-
-
-@pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_name_becomes_a_harmless_word(name):
-    assert set(slug(name)) <= set(string.ascii_letters + string.digits + "_")
-    assert slug(name)[0] not in "-_."
+from flowrl.paths import GraphPaths, plain, session_name, slug
 
 
 @pytest.mark.parametrize("name", ["", "   ", "a\nb", "a\x00b", "a\x1b[31m", "x" * 201, "a\u202eb"])
@@ -51,16 +30,6 @@ def test_a_slug_is_one_plain_path_component(name):
     assert word.isascii()
     assert word.replace("_", "a").isalnum()
     assert Path(word).name == word
-
-
-@given(st.text(max_size=50), st.text(max_size=50))
-def test_names_that_differ_in_more_than_spaces_do_not_share_a_slug(one, other):
-    try:
-        same = slug(one) == slug(other)
-    except NameRefusedError:
-        return
-    plain = {display_name(name).replace(" ", "_") for name in (one, other)}
-    assert not same or len(plain) == 1
 
 
 def test_long_names_keep_their_differences():

@@ -121,26 +121,6 @@ def test_a_signal_stops_the_trainer_and_the_same_command_goes_on(layout, number,
 
 
 @pytest.mark.craftax
-def test_a_killed_trainer_goes_on_from_its_last_checkpoint(layout):
-    forever = ("--total_timesteps=1e9", "--no-anneal_lr", "--checkpoint_seconds=0.001")
-    trainer = subprocess.Popen(command(layout, *forever), stdout=subprocess.DEVNULL)
-    wait_until(lambda: checkpoint.has_resume(layout.resume), trainer)
-    trainer.kill()
-    assert trainer.wait(DEADLINE_SECONDS) == -signal.SIGKILL
-    assert not layout.result_json.exists()
-    before = [json.loads(line) for line in layout.metrics.read_text().splitlines()]
-    budget = (before[-1]["updates"] + 5) * FRAMES
-    done = ended(layout, f"--total_timesteps={budget}", "--no-anneal_lr")
-    assert done.returncode == 0, done.stderr
-    result = runs.read_result(layout)
-    assert result.frames == sum(report.acted for report in result.experts) == budget
-    after = [json.loads(line) for line in layout.metrics.read_text().splitlines()]
-    assert [line["updates"] for line in after] == list(range(1, result.updates + 1))
-    assert after[0] == before[0], "it went on, it did not begin anew"
-    assert result.wall_seconds > after[0]["seconds"]
-
-
-@pytest.mark.craftax
 def test_a_seed_that_is_no_number_ends_in_one_clear_line(layout):
     for local in range(2):
         leaves = {path: np.full(shape, np.nan, np.float32) for path, shape in SHAPES.items()}

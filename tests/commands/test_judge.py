@@ -124,14 +124,6 @@ def test_an_endpoint_judges_the_skills_texts_and_mutants_measure_it(graph, endpo
     assert KEY not in str(all_files(graph.root))
 
 
-def test_no_more_than_the_budget_is_asked(graph, endpoint, capsys):
-    words = [*asking(endpoint), "--judge_budget", "30,1M,600"]
-    measured = judged(graph, *words, capsys=capsys)["openai"]["calibration"]
-    assert len(endpoint.asked) == 30
-    assert measured["answered"] < measured["asked"]
-    assert measured["advisory"]
-
-
 @pytest.mark.parametrize("most", [110, 150])
 def test_what_is_asked_again_counts_against_the_budget(graph, endpoint, capsys, most):
     words = [*asking(endpoint), "--benchmark", "--judge_budget", f"{most},1M,600"]
@@ -307,14 +299,6 @@ def test_bad_input_is_one_line_and_writes_nothing(graph, capsys, words, code, sa
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert said in line
     assert all_files(graph.root) == before
-
-
-def test_an_endpoint_that_refuses_the_key_is_one_line(graph, endpoint, capsys):
-    endpoint.refuse, endpoint.status = 99, 401
-    assert cli.main(["judge", str(graph.root), *asking(endpoint)]) == 1
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    assert "refuses the key (401)" in line
-    assert KEY not in line
 
 
 def test_the_process_that_plays_knows_neither_key_nor_endpoint(graph, endpoint, monkeypatch):

@@ -15,7 +15,7 @@ from craftax.craftax_env import make_craftax_env_from_name
 from flowrl.envs.skill_module import load_module
 from flowrl.envs.tasks import check_gains, make_env
 from flowrl.envs.vector import BatchedEnv
-from flowrl.errors import ConfigError, FalseGainError, SkillError
+from flowrl.errors import FalseGainError, SkillError
 from tests.envs.making import CLASSIC, FULL, PLAN, STONE, WOOD, module_text, with_items
 
 pytestmark = pytest.mark.craftax
@@ -317,11 +317,6 @@ def test_full_craftax_walks_the_same_way(worlds_of):
     assert jax.tree.map(jax.typeof, state) == jax.tree.map(jax.typeof, walk.state)
     craftax: Any = make_craftax_env_from_name(FULL, auto_reset=False)
     assert same(walk.observe(state), jax.vmap(craftax.get_obs)(state.world))
-
-
-def test_an_unknown_environment_is_refused_with_the_two_that_are_known():
-    with pytest.raises(ConfigError, match=f"{CLASSIC}, {FULL}"):
-        make_env("Craftax-Pixels-v1", load_module(module_text()), max_task_steps=5)
 
 
 def test_a_module_of_the_other_game_is_refused():

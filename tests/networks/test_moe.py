@@ -4,9 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from flowrl.errors import ConfigError
 from flowrl.experts import checkpoint
-from flowrl.games.base import env_sizes
 from flowrl.networks.moe import (
     ActorCritic,
     init_expert,
@@ -14,7 +12,7 @@ from flowrl.networks.moe import (
     take_expert,
 )
 from flowrl.runs import expert_shapes
-from tests.networks.making import init_experts, words_of
+from tests.networks.making import words_of
 
 NETWORK = ActorCritic(5, 16)
 
@@ -63,13 +61,6 @@ def test_flax_s_own_initializers_have_the_same_shapes_and_gains():
         np.testing.assert_allclose(np.linalg.norm(one), np.linalg.norm(other), rtol=1e-4)
 
 
-def test_experts_of_one_mixture_differ():
-    experts = init_experts(NETWORK, jax.random.key(0), observation_size=40, num_experts=3)
-    kernel = experts["actor"]["dense_0"]["kernel"]
-    assert kernel.shape == (3, 40, 16)
-    assert not np.allclose(kernel[0], kernel[1])
-
-
 def test_stacking_and_taking_are_inverse_bit_for_bit():
     experts = [fresh(seed) for seed in range(12)]
     stacked = stack_experts(experts)
@@ -78,8 +69,3 @@ def test_stacking_and_taking_are_inverse_bit_for_bit():
             jax.tree.leaves(take_expert(stacked, local)), jax.tree.leaves(expert), strict=True
         )
         assert all((np.asarray(found) == leaf).all() for found, leaf in pairs)
-
-
-def test_an_unknown_environment_is_refused_with_the_known_ones():
-    with pytest.raises(ConfigError, match="Craftax-Classic-Symbolic-v1"):
-        env_sizes("CartPole-v1")

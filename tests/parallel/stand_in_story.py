@@ -73,6 +73,12 @@ class Place:
         self.daemons.append(daemon)
         return daemon
 
+    def end(self) -> None:
+        """Kill the daemons that are left."""
+        for daemon in self.daemons:
+            daemon.kill()
+            daemon.communicate()
+
     def run(self, *flags: str) -> tuple[int, str]:
         """The exit code of a whole story, and what it said."""
         return ended(self.start(*flags))

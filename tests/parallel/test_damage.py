@@ -20,9 +20,7 @@ TO_TABLE, TO_PICKAXE = f"--target_skill={TABLE}", f"--target_skill={PICKAXE}"
 def place(tmp_path, server_folder):  # noqa: F811
     place = Place(tmp_path)
     yield place
-    for daemon in place.daemons:
-        daemon.kill()
-        daemon.communicate()
+    place.end()
 
 
 def damage(place, expert):

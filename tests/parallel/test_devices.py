@@ -104,9 +104,7 @@ def place(tmp_path, server_folder, monkeypatch):  # noqa: F811
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     place = Place(tmp_path)
     yield place
-    for daemon in place.daemons:
-        daemon.kill()
-        daemon.communicate()
+    place.end()
 
 
 def visible_to(place: Place, skill: str) -> str:

@@ -37,9 +37,7 @@ BOTH = [pytest.param(LOCAL, id="local"), pytest.param(TMUX, id="tmux", marks=_TM
 def place(tmp_path, server_folder):  # noqa: F811
     place = Place(tmp_path)
     yield place
-    for daemon in place.daemons:
-        daemon.kill()
-        daemon.communicate()
+    place.end()
 
 
 @pytest.fixture(params=["local", pytest.param("tmux", marks=pytest.mark.tmux)])

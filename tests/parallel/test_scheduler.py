@@ -127,14 +127,6 @@ def test_no_more_runs_than_slots_and_the_higher_priority_first(start, world):
     assert [process.task.skill for process in world.living()] == ["d", "a"]
 
 
-def test_a_larger_device_takes_more_runs_and_each_is_filled_in_proportion(start, world):
-    scheduler = start(max_parallel_skills=9, devices={"0": 4, "1": 2})
-    for name in "abcdefgh":
-        scheduler.add_skill(name)
-    scheduler.tick()
-    assert [process.task.devices for process in world.living()] == [(name,) for name in "010010"]
-
-
 @pytest.mark.parametrize(
     ("add", "error", "named"),
     [

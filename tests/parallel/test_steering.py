@@ -29,9 +29,7 @@ def place(tmp_path):
     place = Place(tmp_path)
     place.order({WOOD: {"gate": "gate"}})
     yield place
-    for daemon in place.daemons:
-        daemon.kill()
-        daemon.communicate()
+    place.end()
 
 
 def say(place, capsys, *words):

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import dataclasses
 import fcntl
-import itertools
 import json
 import math
 import os
@@ -26,7 +25,7 @@ from flowrl.paths import GraphPaths, RunPaths
 from flowrl.runs import read_result, read_run, write_result
 from tests import sealing
 from tests.experts.making import all_files, content_digest, contents, make_expert
-from tests.parallel.faults import Fault, in_clean_process, killed_at, meet_fault
+from tests.parallel.faults import killed_at
 from tests.parallel.making import (
     GRAPH,
     PICKAXE,
@@ -463,57 +462,6 @@ def test_the_same_call_again_ends_what_a_kill_interrupted(trained, point):
     again = merge(trained, ready)
     assert again["already_merged"] is (POINTS.index(point) >= POINTS.index("commit.swapped"))
     assert whole_state(trained)[:2] == reference[:2]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("fault", Fault, ids=lambda fault: fault.value)
-def test_a_merge_survives_a_fault_at_every_operation(trained, memory, fault):
-    ready = finished(trained)
-    with_tracker_files(ready, "kept")
-    reference = _merged_elsewhere(trained, ready)
-    in_clean_process(_merge_until_no_fault_is_met, trained, ready, reference, memory, fault)
-
-
-def _merge_until_no_fault_is_met(layout, ready, reference, memory, fault) -> None:
-    before = contents(layout)
-    for at in itertools.count():
-        again = _copied(layout, memory / f"at{at}")
-        run = dataclasses.replace(ready, layout=again.run(ready.run.expert, ready.run.skill))
-        met = meet_fault(lambda again=again, run=run: merge(again, run), fault, at)
-        assert contents(again) in (before, reference[0]), at
-        merge_finished(again)
-        assert whole_state(again) == reference, at
-        shutil.rmtree(again.root)
-        if not met:
-            break
-    assert at > 10
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("fault", Fault, ids=lambda fault: fault.value)
-def test_preparing_survives_a_fault_at_every_operation(trained, memory, fault):
-    dead = prepare(trained, PICKAXE, 4, COMPLETED)
-    in_clean_process(_prepare_until_no_fault_is_met, trained, tree(dead.run_folder), memory, fault)
-
-
-def _prepare_until_no_fault_is_met(layout, whole, memory, fault) -> None:
-    for at in itertools.count():
-        again = _copied(layout, memory / f"at{at}")
-        met = meet_fault(
-            lambda again=again: prepare(again, PICKAXE, 4, COMPLETED, attempt=2), fault, at
-        )
-        recover_graph(again)
-        place = again.run(4, PICKAXE)
-        if place.folder.exists():  # the dead attempt's or the new one, whole
-            assert tree(place.folder) == whole, at
-        names = {path.name for path in again.training_runs.iterdir()}
-        assert names <= {"failed", place.folder.name}, at
-        third = prepare(again, PICKAXE, 4, COMPLETED, attempt=3)
-        assert (tree(third.run_folder), third.run.attempt) == (whole, 3), at
-        shutil.rmtree(again.root)
-        if not met:
-            break
-    assert at > 10
 
 
 def _copied(layout: GraphPaths, root: Path) -> GraphPaths:

@@ -41,11 +41,9 @@ from tests.parallel.making import (
     GRAPH,
     LIBRARY,
     PICKAXE,
-    SWORD,
     TABLE,
     WOOD,
     a_run,
-    finish,
     make_skill,
     prepare,
     train,
@@ -216,17 +214,6 @@ def test_run_json_says_what_the_run_is(trained):
     assert [(a.index, a.skill, a.frames) for a in run.ancestors] == [(0, WOOD, 60), (5, TABLE, 20)]
     assert run.config["layer_size"] == PPOConfig().layer_size
     assert run.config["lr"] == PPOConfig().lr
-
-
-def test_seeds_are_copies_by_local_index(trained):
-    store = ExpertStore(trained)
-    ready = prepare(trained, PICKAXE, 50, {WOOD: 0, TABLE: 5})
-    for local, index in enumerate((0, 5)):
-        committed = store.path_of(store.manifest().experts[index])
-        assert content_of(ready.layout.seed(local)) == content_of(committed)
-        storage.remove_tree(committed)
-        assert content_of(ready.layout.seed(local)).endswith(f"expert {index}")
-    assert not ready.layout.seed(2).exists()
 
 
 def test_a_new_expert_begins_as_a_copy_of_another_skill_s_and_only_a_new_one(trained):
@@ -456,15 +443,6 @@ def test_a_live_run_pins_the_versions_it_started_from(trained):
     prepare(trained, PICKAXE, 50, {WOOD: 0, TABLE: 5})
     experts = ExpertStore(trained).manifest().experts
     assert pinned_versions(trained) == {(0, experts[0].version), (5, experts[5].version)}
-
-
-def test_two_runs_may_be_prepared_side_by_side_and_merged_in_any_order(trained):
-    completed = {WOOD: 0, TABLE: 5}
-    first = prepare(trained, PICKAXE, 6, completed)
-    second = prepare(trained, SWORD, 7, completed)
-    finish(first.layout, {0: 1})
-    finish(second.layout, {0: 2})
-    assert read_run(first.layout).ancestors == read_run(second.layout).ancestors
 
 
 def test_the_limit_that_a_skill_sets_is_in_the_run_and_in_its_module(layout):
