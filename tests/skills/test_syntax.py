@@ -21,11 +21,12 @@ from flowrl.skills.validation.syntax import (
     check_skill_source,
     parse_source,
 )
-from tests.skills import honest
 from tests.skills.making import IS_DONE, skill_text
 
 GAMES = (CLASSIC, FULL)
 ALL = ", ".join([COUNT, *CLASSIC.features])
+LONG = """inventory, inventory_diff, closest_blocks, closest_blocks_prev, player_intrinsics,
+    player_intrinsics_diff, achievements, achievements_diff, n"""
 
 
 def reward(body: str, parameters: str = ALL) -> str:
@@ -33,10 +34,61 @@ def reward(body: str, parameters: str = ALL) -> str:
     return f"def task_reward({parameters}):\n" + "\n".join(f"    {line}" for line in lines)
 
 
+HONEST = {
+    "a diff": "return inventory_diff.wood",
+    "a docstring": '"""Reward for wood."""\nreturn inventory_diff.wood',
+    "a distance": "return jnp.linalg.norm(closest_blocks[BlockType.TREE.value, :, 0])",
+    "where": "return jnp.where(inventory_diff.wood > 0, 1.0, 0.0)",
+    "select": "return jax.lax.select(inventory_diff.wood > 0, 1.0, 0.0)",
+    "logic": "return jnp.logical_and(inventory.wood > 0, inventory.stone > 0).astype(jnp.float32)",
+    "constants choose": "if n > 3:\n    a = 1\nelif n > 1:\n    a = 2\nelse:\n    a = 0\nreturn a",
+    "locals": "now = inventory.wood\nbefore = now - inventory_diff.wood\nreturn now - before",
+    "augmented": "total = 0.0\ntotal += inventory_diff.wood\ntotal *= 2\nreturn total",
+    "a ternary": "return 1.0 if n > 1 else inventory_diff.wood * 0.5",
+    "a short loop": "t = 0.0\nfor i in range(5):\n    t += closest_blocks[3, 0, i]\nreturn t",
+    "nested loops": "t = 0\nfor i in range(2):\n    for j in range(5):\n        t += j\nreturn t",
+    "two targets": "a, b = closest_blocks[5, 0, 0], closest_blocks[5, 1, 0]\nreturn abs(a) + b",
+    "powers": "return inventory.wood ** 2 - 2 ** -1 + n ** 0.5",
+    "masks": "return ((inventory.wood > 0) & ~(inventory.stone > 1) | (n > 3)) * 1.0",
+    "achievements": "return achievements_diff[Achievement.EAT_COW.value] * 1.0",
+    "an update": "return closest_blocks.at[0, 0, 0].set(1.0).sum()",
+    "array methods": "return closest_blocks[5].min(axis=0).clip(0, 9).mean()",
+    "small arrays": "w = jnp.array([1.0, 2.0])\nreturn jnp.zeros((2, 3)).sum() + jnp.sum(w)",
+    "stacked": "return jnp.max(jnp.stack([inventory.wood, inventory.stone]))",
+    "chained comparison": "return 1.0 * (0 < n <= 9)",
+    "builtins": "return float(max(min(abs(n), 3), 1)) + len(player_intrinsics)",
+    "clipping": "return jnp.clip(env_reward + health_penalty, -1, 1)",
+    "everything asked": "return 0.0",
+    "slices": "return player_intrinsics[1:3].sum() + closest_blocks[..., 0].sum()",
+    "a local of a later builtin": "sum = inventory_diff.wood\nreturn sum * 1.0",
+    "a local of the other function": "task_is_done = n > 1\nreturn task_is_done * 1.0",
+    "a helper": "def f(x, k=2):\n    return k * x\nreturn f(inventory.wood)",
+    "helpers of helpers": (
+        "def f(x):\n    return 2 * x\ndef g(x):\n    y = f(x)\n    return y + 1\n"
+        "return g(inventory.wood) + f(1)"
+    ),
+    "a dict": "w = {1: 0.5, 2: 0.25}\nreturn w[n] if n < 3 else 0.0",
+    "a dict of words": "w = {'wood': 0.5}\nreturn w['wood'] * inventory_diff.wood",
+    "a dict of blocks": "w = {BlockType.TREE.value: 0.5}\nreturn w[BlockType.TREE.value]",
+    "comprehensions": "return sum([0.1 * i for i in range(3)]) + sum(i for i in (1, 2))",
+    "underscores": "def _f(_x):\n    return _x\nfor _ in range(2):\n    pass\nreturn _f(1)",
+    "a key that is there": "return 1.0 if n in {1: 2} else 0.5",
+    "annotations": "x: float = 1.0\nreturn x",
+    "a range from to": "t = 0\nfor i in range(1, 9, 2):\n    t += i\nreturn t",
+    "a loop over a list": "t = 0\nfor k in (BlockType.TREE.value, 3):\n    t += k\nreturn t",
+    "a sum": "return sum([inventory.wood, inventory.stone]) * 1.0",
+    "types": "return inventory.wood.astype(float) + inventory.stone.astype(int)",
+    "rounding": "return env_reward.round()",
+    "membership": "return jnp.isin(closest_blocks[3, 0, 0], jnp.array([3, 5])).astype(float)",
+    "a power": "return jnp.power(inventory.wood, 2) * 0.1",
+    "nn": "return jax.nn.sigmoid(jnp.tanh(jnp.exp(-env_reward)))",
+}
+
+
 def test_another_games_items_change_nothing_for_the_skills_of_a_game():
     words = frozenset({"where", "lax", "select", "clip", "size", "value", "astype", "float32"})
     other = replace(CLASSIC, name="Other-v1", items=words, enums={}, features={"cell": "int"})
-    for body in honest.REWARDS.values():
+    for body in HONEST.values():
         check_skill_source(skill_text(reward=reward(body)), "skill.py", games=(CLASSIC, other))
     text = skill_text(reward=reward("return inventory.lax", "inventory"))
     with pytest.raises(CodeRefusedError, match=r"inventory\.lax is not in Craftax-Classic"):
@@ -47,39 +99,148 @@ def test_another_games_items_change_nothing_for_the_skills_of_a_game():
 
 
 HOSTILE = {
+    "import": "import os\nreturn 0",
+    "from import": "from os import system\nreturn 0",
+    "dunder import": "return __import__('os').system('id')",
     "class walk": "return ().__class__.__bases__[0].__subclasses__()",
     "globals": "return task_reward.__globals__",
+    "eval": "return eval('1')",
+    "exec": "return exec('1')",
+    "open": "return open('/etc/passwd')",
+    "getattr": "return getattr(jnp, 'load')",
+    "vars": "return vars()",
     "print": "print(1)\nreturn 0",
+    "type": "return type(n)",
+    "jnp load": "return jnp.load('x')",
     "jnp save": "return jnp.save('x', n)",
+    "jnp fromfile": "return jnp.fromfile('x')",
+    "jnp as a value": "x = jnp\nreturn x.load",
+    "jnp in a call": "return abs(jnp)",
+    "jax as a value": "return [jax]",
+    "a jnp function as a value": "f = jnp.sum\nreturn 0",
+    "pure callback": "return jax.pure_callback(abs, n, n)",
     "debug callback": "return jax.debug.callback(abs, n)",
+    "io callback": "return jax.experimental.io_callback(abs, n, n)",
     "profiler": "return jax.profiler.start_trace('x')",
     "jax config": "return jax.config.update('x', 1)",
     "numpy through jnp": "return jnp.numpy.load",
     "private": "return jax._src",
     "private attribute": "return inventory._replace",
+    "wide underscore": "return inventory.＿＿class＿＿",
     "wide letters": "return inventory.__ｃｌａｓｓ__",
     "mangled": "return inventory.a__b",
+    "format": "return '{0.__class__}'.format(n)",
+    "f-string": "return f'{n.__class__}'",
+    "percent": "return '%s' % n",
+    "a string": "return 'x'",
+    "bytes": "return b'x'",
+    "complex": "return 1j",
+    "lambda": "return (lambda: 0)()",
+    "nested class": "class A:\n    pass\nreturn 0",
+    "while": "while True:\n    pass\nreturn 0",
+    "try": "try:\n    a = 1\nexcept ValueError:\n    a = 0\nreturn a",
+    "raise": "raise ValueError",
+    "with": "with n:\n    pass\nreturn 0",
+    "del": "del n\nreturn 0",
+    "assert": "assert n\nreturn 0",
+    "global": "global x\nx = 1\nreturn 0",
+    "nonlocal": "nonlocal x\nreturn 0",
+    "walrus": "return (a := 1)",
+    "a comprehension over features": "return [x for x in achievements]",
+    "a long comprehension": "return [i for i in range(65)]",
+    "a comprehension over jnp": "return sum(jnp for jnp in (1, 2))",
+    "a comprehension that calls": "return [open('x') for i in range(2)]",
     "a generator's frame": "g = (i for i in range(2))\nreturn g.gi_frame.f_globals",
     "a private attribute of a local": "x = n\nreturn x._x",
+    "a dunder local": "__x = n\nreturn __x",
+    "builtins": "return __builtins__",
+    "an underscored argument": "return jnp.sum(n, _x=1)",
+    "set comprehension": "return {i for i in range(9)}",
+    "dict comprehension": "return {i: i for i in range(9)}",
+    "a merged dict": "return {**{}}",
+    "text in a dict": "return {1: 'x'}[1]",
+    "text elsewhere": "return ['x'][0]",
+    "a feature's item by name": "return inventory['wood']",
+    "a function that calls itself": "def f(x):\n    return f(x)\nreturn f(1)",
+    "functions that call one another": (
+        "def f(x):\n    return g(x)\ndef g(x):\n    return f(x)\nreturn f(1)"
+    ),
     "a function as a value": "def f(x):\n    return x\nreturn f",
     "a function's code": "def f(x):\n    return x\nreturn f.__code__",
+    "a function under another name": "def f(x):\n    return x\ng = f\nreturn g(1)",
     "a function given another meaning": "def f(x):\n    return x\nf = n\nreturn f(1)",
+    "a function of the same name": (
+        "def f(x):\n    return x\ndef f(x):\n    return f(x)\nreturn f(1)"
+    ),
+    "a function that is passed": "def f(x):\n    return x(1)\nreturn f(abs)",
     "a function in an if": "if n:\n    def f(x):\n        return x\nreturn 0",
+    "a function that imports": "def f(x):\n    import os\n    return x\nreturn f(1)",
+    "a default that acts": "def f(x=open('/x')):\n    return x\nreturn f()",
     "a decorated function": "@jax.jit\ndef f(x):\n    return x\nreturn f(1)",
+    "a function of anything": "def f(*x):\n    return x\nreturn f(1)",
+    "a function named jnp": "def jnp(x):\n    return x\nreturn jnp(1)",
     "a function named as itself": "def task_reward(x):\n    return x\nreturn task_reward(1)",
+    "a parameter named abs": "def f(abs):\n    return abs(1)\nreturn f(1)",
     "a dunder function": "def __f(x):\n    return x\nreturn __f(1)",
+    "a dunder parameter": "def f(__x):\n    return __x\nreturn f(1)",
     "a function of nothing": "def f(x):\n    y = x\nreturn f(1)",
     "a type's method": "return float.fromhex(n)",
     "a number's bytes": "return int.from_bytes",
+    "no number": "return jnp.nan",
+    "no end": "return jnp.where(n > 1, jnp.inf, 0.0)",
+    "400 digits": "return " + "9" * 400,
+    "a hexadecimal of 4,000 digits": "return 0x" + "f" * 4_000,
+    "400 digits and an imaginary part": "return " + "9" * 400 + " + 1j",
+    "starred": "return jnp.array([*player_intrinsics])",
+    "double star": "return jnp.sum(**n)",
+    "yield": "yield 1",
+    "await": "return await n",
+    "match": "match n:\n    case _:\n        return 0",
+    "endless range": "for i in range(65):\n    pass\nreturn 0",
+    "range of a name": "for i in range(n):\n    pass\nreturn 0",
+    "a range of nothing": "for i in range(1, 9, 0):\n    pass\nreturn 0",
+    "a far range": "for i in range(9, 90):\n    pass\nreturn 0",
+    "a long list": "for i in [" + "0, " * 65 + "]:\n    pass\nreturn 0",
+    "range of true": "for i in range(True):\n    pass\nreturn 0",
+    "negative range": "for i in range(-1):\n    pass\nreturn 0",
+    "for over an array": "for x in player_intrinsics:\n    pass\nreturn 0",
+    "for else": "for i in range(2):\n    pass\nelse:\n    pass\nreturn 0",
+    "range as a value": "return range(5)",
+    "a huge number": "return 10000000",
+    "an infinite number": "return 1e999",
+    "a shift": "return 1 << 60",
+    "matmul": "return player_intrinsics @ player_intrinsics",
+    "assigned attribute": "inventory.wood = 1\nreturn 0",
+    "assigned item": "closest_blocks[0] = 1\nreturn 0",
+    "annotated by a call": "x: open('x') = 1\nreturn x",
     "annotated alone": "x: int\nreturn 0",
+    "jnp shadowed": "jnp = n\nreturn jnp.load",
+    "abs shadowed": "abs = n\nreturn abs",
+    "enum shadowed": "BlockType = n\nreturn BlockType.TREE.value",
+    "a called feature": "return inventory()",
+    "a called local": "f = n\nreturn f(1)",
+    "enum class": "return BlockType",
     "enum walk": "return BlockType.TREE",
     "enum internals": "return BlockType.mro.value",
+    "enum lookup": "return BlockType['TREE'].value",
+    "unknown name": "return wood",
     "unknown attribute": "return inventory.wod",
     "array file": "return player_intrinsics.tofile(n)",
     "array bytes": "return player_intrinsics.tobytes()",
     "array shape": "return len(player_intrinsics.shape * 1000000)",
     "method as a value": "return player_intrinsics.sum",
+    "no return": "a = n",
+    "an empty return": "return",
+    "an idle expression": "jnp.sum(n)\nreturn 0",
 }
+
+
+@pytest.mark.parametrize("body", HONEST.values(), ids=HONEST)
+def test_honest_code_passes(body):
+    check_skill_source(skill_text(reward=reward(body)), "skill.py", games=GAMES)
+    check_skill_source(
+        skill_text(reward=reward(body, f"{LONG}, env_reward, health_penalty")), "x", games=GAMES
+    )
 
 
 @pytest.mark.parametrize("body", HOSTILE.values(), ids=HOSTILE)
