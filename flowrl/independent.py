@@ -13,19 +13,30 @@ import os
 import sys
 from collections.abc import Sequence
 
-from flowrl import console
+from flowrl import arguments, console
 from flowrl.config import parse
 from flowrl.console import StopSignal
-from flowrl.multiagent.config import IndependentConfig
+from flowrl.multiagent.config import EvaluateAgents, IndependentConfig
 
 PROGRAM = "python -m flowrl.independent"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train independent learners; returns the exit code."""
-    return console.run_words(
-        lambda words: _train(parse(IndependentConfig, words, prog=PROGRAM)), argv
-    )
+    """Train independent learners, or evaluate trained ones; returns the exit code."""
+
+    def run(words: Sequence[str]) -> int:
+        if words[:1] == ["evaluate"]:
+            prog = f"{PROGRAM} evaluate"
+            return _evaluate(arguments.read(EvaluateAgents, words[1:], prog=prog, layers={})[0])
+        return _train(parse(IndependentConfig, words, prog=PROGRAM))
+
+    return console.run_words(run, argv)
+
+
+def _evaluate(command: EvaluateAgents) -> int:
+    from flowrl.multiagent.evaluate import evaluate
+
+    return evaluate(command)
 
 
 def _train(config: IndependentConfig) -> int:

@@ -247,14 +247,19 @@ def _network(config: LearnerConfig, sizes: Sizes, agent: int, key: jax.Array) ->
     own = ActorCritic(sizes.actions[agent], config.layer_size, config.activation)
     words = np.asarray(jax.random.key_data(key))
     drawn = init_expert(own, words, observation_size=sizes.observations[agent])
-    shapes = expert_shapes(max(sizes.observations), max(sizes.actions), config.layer_size)
+    return padded(drawn, sizes, config.layer_size)
 
-    def padded(path: str, leaf: np.ndarray) -> np.ndarray:
+
+def padded(params: Any, sizes: Sizes, layer_size: int) -> Any:
+    """One agent's parameters, with zeros up to the sizes of the widest agent."""
+    shapes = expert_shapes(max(sizes.observations), max(sizes.actions), layer_size)
+
+    def pad(path: str, leaf: np.ndarray) -> np.ndarray:
         pairs = zip(leaf.shape, shapes[path], strict=True)
         return np.pad(leaf, [(0, wide - size) for size, wide in pairs])
 
-    leaves: dict[str, Any] = dict(flatten_dict(drawn, sep="/"))
-    return unflatten_dict({path: padded(path, leaf) for path, leaf in leaves.items()}, sep="/")
+    leaves: dict[str, Any] = dict(flatten_dict(params, sep="/"))
+    return unflatten_dict({path: pad(path, leaf) for path, leaf in leaves.items()}, sep="/")
 
 
 def _hyperparameters(config: LearnerConfig, number: int) -> Hyperparameters:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
+import tyro
+
 from flowrl.config import AboveZero, Activation, Configuration, Seconds
 from flowrl.errors import divisors_near
 from flowrl.storage.records import Positive, Share, within
@@ -87,6 +89,25 @@ class LearnerConfig(Configuration):
 
 
 @dataclass(frozen=True, kw_only=True)
+class EvaluateAgents:
+    """Let the agents of a finished run play in fresh worlds, and print their mean returns.
+
+    Examples:
+      python -m flowrl.independent evaluate exp/signs
+      python -m flowrl.independent evaluate exp/signs --episodes 1000 --json
+    """
+
+    run_folder: tyro.conf.Positional[Path]
+    """Folder of the run."""
+    episodes: Annotated[int, within(2, 100_000)] = 256
+    """Episodes of each agent, each in a copy of the world of its own."""
+    seed: int = 1_000_003
+    """Seed of worlds and actions."""
+    json: bool = False
+    """Print JSON instead of lines."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class IndependentConfig(Configuration):
     """Train agents in one world, each with a network, an optimizer and a buffer of its own.
 
@@ -115,6 +136,14 @@ class IndependentConfig(Configuration):
     """Seconds between checkpoints that a killed run goes on from; 0 for none."""
     stall_timeout: AboveZero = 1800.0
     """Seconds that collecting or learning may take in an epoch, after which the run is ended."""
+    use_tensorboard: bool = False
+    """Write TensorBoard files into the run folder; pip install '.[tb]' brings it."""
+    use_wandb: bool = False
+    """Log to Weights & Biases (offline when there is no key); pip install '.[wandb]' brings it."""
+    wandb_project: str = "flowrl"
+    """Weights & Biases project."""
+    wandb_entity: str | None = None
+    """Weights & Biases team or user."""
     timeline: Path | None = None
     """File for a Chrome trace of when the run collects, learns and waits."""
     debug: bool = False

@@ -33,7 +33,7 @@ from flowrl.networks.grouped import unpack
 from flowrl.paths import IndependentPaths
 from flowrl.ppo import run_io
 from flowrl.ppo.sharding import check_backend
-from flowrl.ppo.trackers import Guarded, JsonLines
+from flowrl.ppo.trackers import open_trackers
 from flowrl.ppo.trainer import use_compile_cache
 from flowrl.runs import ExpertReport, Progress, expert_shapes
 from flowrl.storage import locks, records
@@ -48,7 +48,7 @@ _ANEW = "give --no-resume to begin anew, or another --run_folder"
 # Flags that may change when a run goes on, besides epochs: they change no bit of the result.
 _FREE = {
     *("run_folder", "overlap", "resume", "checkpoint_seconds", "stall_timeout"),
-    *("timeline", "debug"),
+    *("timeline", "debug", "use_tensorboard", "use_wandb", "wandb_project", "wandb_entity"),
 }
 
 
@@ -112,7 +112,10 @@ def _train(
 ) -> tuple[Boundary, np.ndarray, int]:
     """Train from a boundary on; returns the last one, its mean returns, and the exit code."""
     config, paths, saved = run.config, run.paths, boundary.epoch
-    trackers = Guarded([JsonLines(paths, run.frames(saved)), Reports(run, saved)])
+    trackers = open_trackers(
+        paths, flags.flags(config), run_id=runs.STANDALONE, frames=run.frames(saved)
+    )
+    trackers.add(Reports(run, saved))
     saved_at, code, spans = time.monotonic(), None, []
     returns = np.full(config.agents, np.nan)
     try:
@@ -133,6 +136,7 @@ def _train(
             save(paths, boundary)
         if config.timeline:
             _write_timeline(config.timeline, spans)
+        trackers.close()
     return boundary, returns, code or 0
 
 
@@ -262,10 +266,8 @@ def _start(run: _Run, new: Boundary) -> Boundary | None:
         or it has as many epochs as are asked for.
     """
     config, paths = run.config, run.paths
-    values = {"world": config.world} | flags.to_json(config)  # the world is compared first
-    values |= records.to_json(run.world.sizes._asdict())
-    code = module_file(config.world)
-    values["module_sha256"] = code and hashlib.sha256(code.read_bytes()).hexdigest()
+    # The world is compared first.
+    values = {"world": config.world} | flags.to_json(config) | described(config, run.world)
     finished = paths.result_json.exists()
     if not (config.resume and (finished or checkpoint.has_resume(paths.resume))):
         storage.remove_file(paths.result_json)
@@ -281,6 +283,7 @@ def _start(run: _Run, new: Boundary) -> Boundary | None:
                 what, remedy = f"the agents' {name}", _ANEW
             made = f"{paths.folder} was {'finished' if finished else 'begun'}"
             if name == "module_sha256":
+                code = module_file(config.world)
                 raise ConfigError(f"{made} with other code in {code}; restore it, or {_ANEW}")
             raise ConfigError(f"{made} with {what} {_words(was)}, not {_words(now)}; {remedy}")
     if finished:
@@ -294,6 +297,13 @@ def _start(run: _Run, new: Boundary) -> Boundary | None:
     records.write(paths.run_json, values)
     logger.info("goes on from epoch %d", saved.epoch)
     return saved
+
+
+def described(config: IndependentConfig, world: World) -> dict[str, Any]:
+    """Return what run.json says of the world: its agents' sizes, and the digest of its file."""
+    code = module_file(config.world)
+    digest = code and hashlib.sha256(code.read_bytes()).hexdigest()
+    return records.to_json(world.sizes._asdict()) | {"module_sha256": digest}
 
 
 def _words(value: Any) -> str:

@@ -6,7 +6,7 @@ import logging
 import time
 
 from flowrl import runs
-from flowrl.config import PPOConfig
+from flowrl.config import PPOConfig, flags
 from flowrl.envs.base import REWARD_LIMIT
 from flowrl.paths import RunPaths, slug
 from flowrl.ppo.loop import (
@@ -47,7 +47,7 @@ class Reporter:
           ConfigError: a tracker needs a package that is not installed.
         """
         self._trackers = open_trackers(
-            self._paths, self._config, run_id=self._run.run_id, frames=counters.frames
+            self._paths, flags(self._config), run_id=self._run.run_id, frames=counters.frames
         )
         self._begin("training", counters)
 

@@ -14,10 +14,10 @@ from itertools import takewhile
 from typing import Any, Protocol
 
 from flowrl import storage
-from flowrl.config import PPOConfig, to_json
 from flowrl.errors import ConfigError
 from flowrl.paths import RunPaths
 from flowrl.runs import STANDALONE
+from flowrl.storage import records
 
 logger = logging.getLogger(__name__)
 _LEFT_OUT = "%s is left out from here on: %s"
@@ -81,7 +81,7 @@ class WeightsAndBiases:
     A history is never unsaid: W&B itself skips the steps that it has.
     """
 
-    def __init__(self, layout: RunPaths, config: PPOConfig, run_id: str) -> None:
+    def __init__(self, layout: RunPaths, flags: Mapping[str, Any], run_id: str) -> None:
         try:
             import wandb  # pyright: ignore[reportMissingImports]
         except ImportError as error:
@@ -90,14 +90,14 @@ class WeightsAndBiases:
         self._failure: type[Exception] = wandb.errors.Error
         try:
             self._run: Any = wandb.init(
-                project=config.wandb_project,
-                entity=config.wandb_entity,
+                project=flags["wandb_project"],
+                entity=flags["wandb_entity"],
                 id=None if run_id == STANDALONE else run_id.replace(".", "-"),
                 name=layout.folder.name,
                 dir=str(layout.folder),
                 resume="allow",
                 mode=None if "WANDB_MODE" in os.environ or _has_wandb_key() else "offline",
-                config=to_json(config),
+                config=records.to_json(flags),
             )
         except self._failure as error:
             raise ConfigError(f"--use_wandb: {error}; or set WANDB_MODE=offline") from error
@@ -127,6 +127,10 @@ class Guarded:
         """Hand the figures to every tracker that still works."""
         self._each(lambda tracker: tracker.log(figures, frames=frames))
 
+    def add(self, tracker: Tracker) -> None:
+        """Hand the figures to another tracker, too."""
+        self._trackers.append(tracker)
+
     def close(self) -> None:
         """Close every tracker that still works."""
         self._each(lambda tracker: tracker.close())
@@ -140,17 +144,19 @@ class Guarded:
                 logger.warning(_LEFT_OUT, type(tracker).__name__, error)
 
 
-def open_trackers(layout: RunPaths, config: PPOConfig, *, run_id: str, frames: int) -> Guarded:
-    """The trackers that the configuration asks for; they forget what is beyond so many frames.
+def open_trackers(
+    layout: RunPaths, flags: Mapping[str, Any], *, run_id: str, frames: int
+) -> Guarded:
+    """The trackers that a run's flags ask for; they forget what is beyond so many frames.
 
     Raises:
       ConfigError: one needs a package that is not installed.
     """
     wanted: list[partial[Tracker]] = [partial(JsonLines, layout, frames)]
-    if config.use_tensorboard:
+    if flags["use_tensorboard"]:
         wanted.append(partial(TensorBoard, layout, frames))
-    if config.use_wandb:
-        wanted.append(partial(WeightsAndBiases, layout, config, run_id))
+    if flags["use_wandb"]:
+        wanted.append(partial(WeightsAndBiases, layout, flags, run_id))
     trackers = []
     for tracker in wanted:
         try:
