@@ -96,8 +96,9 @@ class _Backend(TrainingBackend):
             }
         return super().merge(task)
 
-    def _job(self, prepared: PreparedRun, task: RunRequest) -> Job:
-        job = super()._job(prepared, task)
+    def job_of(self, prepared: PreparedRun, request: RunRequest) -> Job:
+        """The job of a stand-in for the trainer, which writes when it began."""
+        job = super().job_of(prepared, request)
         module = str(prepared.module_path.resolve())
         script = str(HERE / "stand_in_trainer.py")
         trainer = (sys.executable, "-I", "-S", script, str(self.made.resolve()), module)
