@@ -468,16 +468,17 @@ def to_json(config: Configuration) -> dict[str, Any]:
     return records.to_json(flags(config))
 
 
-def from_json(kind: type[Config], data: Mapping[str, Any]) -> Config:
+def from_json(kind: type[Config], data: Mapping[str, Any], **required: Any) -> Config:
     """Return the configuration that `to_json` made these data of, perhaps in another version.
 
-    A missing flag has its default; an unknown one is left out.
+    A missing flag has its default, or its value in `required`; an unknown one is left out.
 
     Raises:
       ConfigError: a value is of another type, or makes no sense.
     """
-    known = flags(kind()).keys() & data.keys()
-    return checked(with_flags(kind(), **{name: _read(kind, name, data[name]) for name in known}))
+    default = kind(**required)
+    values = {name: _read(kind, name, data[name]) for name in flags(default) if name in data}
+    return checked(with_flags(default, **values))
 
 
 def num_shards(config: PPOConfig) -> int:

@@ -11,7 +11,7 @@ import itertools
 from pathlib import Path
 
 from flowrl import arguments, cli, config, orchestrator
-from flowrl.multiagent.config import IndependentConfig, LearnerConfig
+from flowrl.multiagent.config import EvaluateAgents, IndependentConfig, LearnerConfig
 from flowrl.runs import TrainConfig
 from flowrl.tuning.search import SearchConfig
 from flowrl.tuning.start import SweepConfig
@@ -27,6 +27,7 @@ TABLES = {
         config.BottomUpConfig,
     ),
     "independent": (IndependentConfig, LearnerConfig),
+    "independent evaluate": (EvaluateAgents,),
     "flowrl sweep": (SweepConfig, SearchConfig),
     "orchestrator": (orchestrator.OrchestratorCommand,),
     **{f"flowrl {name}": (cli.class_of(name),) for name in cli.COMMANDS},

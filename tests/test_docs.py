@@ -46,7 +46,7 @@ def test_no_page_or_message_installs_by_a_name_that_another_project_has_on_pypi(
 
 def test_every_line_of_the_how_to_trains_independent_agents_in_a_folder_of_its_own():
     lines = re.findall(
-        r"^(?:\w+=\S+ )*python -m flowrl\.independent .*",
+        r"^(?:\w+=\S+ )*python -m flowrl\.independent --.*",
         (ROOT / "docs" / "how-to.md").read_text(),
         flags=re.MULTILINE,
     )

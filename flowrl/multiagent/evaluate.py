@@ -53,8 +53,7 @@ def evaluate(command: EvaluateAgents) -> int:
         raise ConfigError(f"{run_paths.folder} has no finished run; let its command go on first")
     result = records.read(run_paths.result_json, IndependentResult)
     begun = records.read_document(run_paths.run_json, remedy="train again")
-    known = configs.flags(IndependentConfig(world="")).keys()
-    config = configs.from_json(IndependentConfig, {k: v for k, v in begun.items() if k in known})
+    config = configs.from_json(IndependentConfig, begun, world="")
     world = open_world(config.world, config.agents)
     if begun | described(config, world) != begun:
         raise ConfigError(f"{run_paths.folder} was trained in another world {config.world}")

@@ -7,6 +7,7 @@ import json
 import logging
 import re
 import shutil
+import sys
 import weakref
 from pathlib import Path
 
@@ -493,3 +494,16 @@ def test_a_world_and_an_agent_of_the_how_to_work(tmp_path, monkeypatch):
     params, network = {"params": opened["params"]}, opened["network"]
     logits, _ = network.apply(params, jnp.array([[0.0], [1.0]]))
     assert logits.argmax(-1).tolist() == [0, 1]
+
+
+def test_figures_go_to_tensorboard_as_those_of_skills(train):
+    paths = train("--use_tensorboard")
+    (events,) = paths.tensorboard.iterdir()
+    assert b"agent_2/return" in events.read_bytes()
+    assert paths.metrics.exists()
+
+
+def test_a_tracker_without_its_package_is_one_line_before_anything_is_trained(train, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ConfigError, match=r"pip install '\.\[wandb\]'"):
+        train("--use_wandb")

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from tensorboardX.proto.event_pb2 import Event
 
-from flowrl.config import PPOConfig
+from flowrl.config import PPOConfig, flags
 from flowrl.errors import ConfigError
 from flowrl.paths import RunPaths
 from flowrl.ppo.trackers import Guarded, JsonLines, TensorBoard, open_trackers
@@ -106,7 +106,10 @@ def test_weights_and_biases_without_its_package_says_what_to_install(layout, mon
     monkeypatch.delitem(sys.modules, "wandb", raising=False)
     monkeypatch.setattr(builtins, "__import__", without_wandb)
     with pytest.raises(ConfigError, match=r"pip install '\.\[wandb\]'"):
-        open_trackers(layout, PPOConfig(use_wandb=True), run_id="e0.a1.0badcafe", frames=0)
+        open_trackers(layout, WANDB, run_id="e0.a1.0badcafe", frames=0)
+
+
+WANDB = flags(PPOConfig(use_wandb=True))
 
 
 class FakeWandb(Recorder):
@@ -150,7 +153,7 @@ def test_weights_and_biases_works_offline_when_there_is_no_key(
         netrc.write_text("machine api.wandb.ai login user password k\n")
         netrc.chmod(0o600)
     monkeypatch.setitem(sys.modules, "wandb", wandb)
-    trackers = open_trackers(layout, PPOConfig(use_wandb=True), run_id="e0.a1.0badcafe", frames=0)
+    trackers = open_trackers(layout, WANDB, run_id="e0.a1.0badcafe", frames=0)
     trackers.log({"loss": 1.0}, frames=64)
     trackers.close()
     assert wandb.settings["mode"] == mode
@@ -162,7 +165,7 @@ def test_weights_and_biases_works_offline_when_there_is_no_key(
 
 def test_a_network_that_goes_away_does_not_stop_training(layout, monkeypatch, caplog):
     monkeypatch.setitem(sys.modules, "wandb", FakeWandb(fails=True))
-    trackers = open_trackers(layout, PPOConfig(use_wandb=True), run_id="e0.a1.0badcafe", frames=0)
+    trackers = open_trackers(layout, WANDB, run_id="e0.a1.0badcafe", frames=0)
     trackers.log({"loss": 1.0}, frames=64)
     assert "the network is gone" in caplog.text
     assert layout.metrics.exists()
