@@ -89,6 +89,7 @@ class AgentRecord:
     env_name: str
     layer_size: Positive
     activation: Activation
+    sight: bool
     generation: Natural
     experts: tuple[ExportedExpert, ...]
 
@@ -138,6 +139,7 @@ def export_agent(layout: GraphPaths, folder: Path) -> AgentRecord:
             env_name=run.config["env_name"],
             layer_size=run.config["layer_size"],
             activation=run.config["activation"],
+            sight=run.config["sight"],
             generation=manifest.generation,
             experts=tuple(experts),
         )
@@ -165,7 +167,7 @@ def load_agent(path: str | Path, *, trust_skills: bool = False) -> Agent:
     names = {each.index: each.skill for each in record.experts}
     if len(names) < len(record.experts) or len({*map(slug, names.values())}) < len(names):
         raise FileRefusedError(f"{folder / _AGENT_JSON} names an expert or a skill twice; {_AGAIN}")
-    shapes = expert_shapes(*env_sizes(record.env_name), record.layer_size)
+    shapes = expert_shapes(*env_sizes(record.env_name, sight=record.sight), record.layer_size)
     params = {each.index: _read_expert(folder, each, shapes) for each in record.experts}
     modules = _read_modules(folder, record.experts, trust_skills=trust_skills)
     for index, module in modules.items():
@@ -225,7 +227,12 @@ class Agent:
     def _walk(self, expert: ExportedExpert) -> _Walk:
         """The programs of a skill, which are compiled when they are first called."""
         module = self.modules[expert.index]
-        env = make_env(self.record.env_name, module, max_task_steps=expert.max_task_steps)
+        env = make_env(
+            self.record.env_name,
+            module,
+            max_task_steps=expert.max_task_steps,
+            sight=self.record.sight,
+        )
         use_compile_cache(None)
         packed = pack(stack_experts([self.params[index] for index in module.experts]))
         begin = jax.jit(lambda key: env.begin_in(env.new_world(key)))

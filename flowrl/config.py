@@ -130,6 +130,11 @@ class PPOConfig(Configuration):
     """Width of the hidden layers of each expert's actor and critic."""
     activation: Activation = "tanh"
     """Activation of the hidden layers."""
+    sight: bool = True
+    """Let experts see more than the game's observation: the nearest cell of each kind, what their
+    step lacks and its time left, and where they have been in it."""
+    coverage_bonus: Annotated[float, at_least(0.0)] = 0.03
+    """Reward of an expert that sees where it has been for each cell of the world it comes into."""
     precision: Precision = "f32"
     """Compute the networks in f32, or in bf16 on a GPU; parameters and moments stay f32."""
     max_task_steps: Steps = 300

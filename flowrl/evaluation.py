@@ -185,7 +185,9 @@ def _open_player(config: PPOConfig, module: TaskModule, watch: Watch | None = No
     `watch` is called before each timestep; the tally has what it returned in the first
     RECORDED timesteps, also after an environment's first episode.
     """
-    walk = make_env(config.env_name, module, max_task_steps=config.max_task_steps)
+    walk = make_env(
+        config.env_name, module, max_task_steps=config.max_task_steps, sight=config.sight
+    )
     cache = open_cache(config, walk)
     env = BatchedEnv(walk, stock=ROWS, cache=cache)
     return player(env, config, cache, watch)

@@ -51,6 +51,8 @@ class StepOutput(NamedTuple):
     """bool[B, num_tasks or more]: tasks completed in this episode so far, this step included."""
     lied: jax.Array
     """bool[B]: the task was completed, and the inventory lacks what its skill gains."""
+    explored: jax.Array
+    """bool[B]: the player came into a cell of the world in which it was not in this task."""
     episode_length: jax.Array
     """int32[B]: steps of this episode so far, this one included."""
     episode_return: jax.Array

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from flowrl.envs.base import REWARD_LIMIT, StepOutput
+from flowrl.envs.sight import nearest, not_visited, visit, window
 from flowrl.envs.skill_module import SuccessFunctions, Task, TaskModule
 from flowrl.errors import FalseGainError, SkillError
 from flowrl.games.base import COUNT, Engine, Game, WorldStep, find_game
@@ -35,6 +36,7 @@ _SUCCESS_BONUS = 1.0  # beside the reward of the task: a skill whose own is sile
 _INVENTORY = "inventory"  # the feature that has the game's items
 _MOST_LIES = 0.01  # of the times that a step is done
 _LEAST_CLAIMS = 100
+_LACK_SCALE = 0.1  # as Craftax scales an inventory
 
 
 class Plan(NamedTuple):
@@ -71,16 +73,22 @@ class WalkState(NamedTuple):
     """int32: environment steps of the plan's step under way."""
     total: jax.Array
     """f32: sum of this episode's rewards."""
+    visited: jax.Array
+    """bool[rows, columns]: cells of the world where the player was in this step; of a game without
+    cells, or without sight, no cells."""
     potential: jax.Array
     """f32: of this state, as the reward of the plan's step says; 0 where the step begins."""
 
 
-def make_env(env_name: str, module: TaskModule, *, max_task_steps: int) -> SkillEnv:
+def make_env(
+    env_name: str, module: TaskModule, *, max_task_steps: int, sight: bool = False
+) -> SkillEnv:
     """A game that walks the module's plan.
 
     Args:
       max_task_steps: an episode is cut when one task takes as many steps, unless the task has a
         limit of its own.
+      sight: experts see the columns of `envs.sight` beside the game's observation.
 
     Raises:
       ConfigError: the game is unknown.
@@ -93,7 +101,7 @@ def make_env(env_name: str, module: TaskModule, *, max_task_steps: int) -> Skill
             "write it again with generate_module_with_remapping"
         )
     functions, plan = shared_functions(module, max_task_steps=max_task_steps)
-    return SkillEnv(game=game, module=module, functions=functions, plan=plan)
+    return SkillEnv(game=game, module=module, functions=functions, plan=plan, sight=sight)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -110,6 +118,12 @@ class SkillEnv:
     module: TaskModule
     functions: Mapping[str, SuccessFunctions]
     plan: Plan
+    sight: bool = False
+
+    @property
+    def observation_size(self) -> int:
+        """Length of one observation."""
+        return self.game.observed(sight=self.sight)
 
     @cached_property
     def engine(self) -> Engine:
@@ -133,12 +147,41 @@ class SkillEnv:
             length=jnp.zeros((), jnp.int32),
             task_length=jnp.zeros((), jnp.int32),
             total=jnp.zeros((), jnp.float32),
+            visited=self._visit(self._not_visited, world)[0],
             potential=jnp.zeros((), jnp.float32),
         )
 
     def observe(self, state: WalkState) -> jax.Array:
-        """The game's observation, unchanged: f32[observation_size]."""
-        return self.engine.observe(state.world)
+        """f32[observation_size]: the game's observation, with sight the columns beside it."""
+        seen = self.engine.observe(state.world)
+        if not self.sight:
+            return seen
+        parts = [seen, self._of_step(state)]
+        if self.game.view:
+            parts.append(nearest(seen, self.game.view))
+        if self.game.cells:
+            parts.append(window(state.visited, self.engine.cell(state.world)))
+        return jnp.concatenate(parts)
+
+    def _of_step(self, state: WalkState) -> jax.Array:
+        """f32[2]: how much the inventory lacks of what the step yields, and its time left."""
+        lack = jnp.maximum(state.plan.gains[state.task] - self._held(state.world), 0).sum()
+        left = 1.0 - state.task_length / state.plan.limit[state.task]
+        return jnp.stack([_LACK_SCALE * lack, left]).astype(jnp.float32)
+
+    @property
+    def _not_visited(self) -> jax.Array:
+        return not_visited(self.game.cells) if self._covers else jnp.zeros((0, 0), bool)
+
+    @property
+    def _covers(self) -> bool:
+        return self.sight and self.game.cells is not None
+
+    def _visit(self, visited: jax.Array, world: Any) -> tuple[jax.Array, jax.Array]:
+        """The cells visited once the player is in `world`, and whether its cell is new."""
+        if not self._covers:
+            return visited, jnp.zeros((), bool)
+        return visit(visited, self.engine.cell(world))
 
     def current_expert(self, state: WalkState) -> jax.Array:
         """int32: local index of the expert that acts next."""
@@ -163,7 +206,10 @@ class SkillEnv:
         )
         lied = completed & (self._held(world) < state.plan.gains[state.task]).any()
         walked, output = self._walk(state, world, completed=completed, earned=earned, over=over)
-        return walked, output._replace(lied=lied)
+        visited, explored = self._visit(state.visited, world)
+        anew, _ = self._visit(self._not_visited, world)
+        walked = walked._replace(visited=jnp.where(completed, anew, visited))
+        return walked, output._replace(lied=lied, explored=explored)
 
     def _held(self, world: Any) -> jax.Array:
         """int32[items]: how much of each of the game's items is in the inventory."""
@@ -197,6 +243,7 @@ class SkillEnv:
             length=state.length + 1,
             task_length=jnp.where(completed, 0, state.task_length + 1),
             total=state.total + reward,
+            visited=state.visited,
             potential=jnp.where(completed, 0.0, potential),
         )
         truncated = ~ended & (walked.task_length >= plan.limit[state.task])
@@ -211,6 +258,7 @@ class SkillEnv:
             next_expert=plan.expert[jnp.where(done, 0, walked.task)],
             task_success=walked.success,
             lied=jnp.zeros_like(completed),
+            explored=jnp.zeros_like(completed),
             episode_length=walked.length,
             episode_return=walked.total,
         )

@@ -61,7 +61,7 @@ class BatchedEnv:
         self.env = env
         self.world_pool = world_pool
         self.size = -(-(world_pool or stock) // BATCH) * BATCH
-        self.observation_size = env.game.observation_size
+        self.observation_size = env.observation_size
         self.num_actions = env.game.num_actions
         self.num_experts = len(env.module.experts)
         self.num_tasks = len(env.module.tasks)

@@ -21,6 +21,9 @@ from flowrl.errors import RAISED, ConfigError, closest, format_raised
 
 _GROUP = "flowrl.games"
 COUNT = "n"  # the parameter of skill functions that is the count of the plan's step
+SIGHT_WINDOW = 5  # cells that an expert sees of where it has been, each way
+_NEAREST_COLUMNS = 5  # of each channel of the map
+_STEP_COLUMNS = 2  # what the step lacks, and its time left
 INVENTORIES = ("inventory", "inventory_diff")  # features whose fields are the game's items
 # pyproject.toml lists the same two; a source tree that is not installed has no entry points.
 SHIPPED = {
@@ -60,6 +63,10 @@ class Engine(Protocol):
         """The observation: f32 `[observation_size]`."""
         ...
 
+    def cell(self, world: Any) -> Any:
+        """int32 `[2]`: row and column of the player's coarse cell; asked of games with `cells`."""
+        ...
+
     def is_over(self, world: Any) -> Any:
         """bool[]: the player is dead, or has won; flowrl sets the time limits."""
         ...
@@ -86,6 +93,11 @@ class Game:
     name: str
     observation_size: int
     num_actions: int
+    view: tuple[int, int, int] | None = None
+    """Rows, columns and channels of the map that an observation begins with; a channel is 0 where
+    there is nothing, and the player is in the middle. Without, no nearest cells are seen."""
+    cells: tuple[int, int] | None = None
+    """Rows and columns of the world in coarse cells. Without, nobody knows where it has been."""
     capacity: int
     """How many of each item the inventory holds."""
     features: Mapping[str, str]
@@ -108,6 +120,14 @@ class Game:
     def largest_count(self) -> int:
         """The largest count of a plan's step: some gain grows with it by one at least."""
         return self.capacity + 1
+
+    def observed(self, *, sight: bool) -> int:
+        """Length of what an expert sees: the observation, with `sight` also the columns beside."""
+        if not sight:
+            return self.observation_size
+        nearest = _NEAREST_COLUMNS * self.view[2] if self.view else 0
+        visited = SIGHT_WINDOW**2 if self.cells else 0
+        return self.observation_size + nearest + _STEP_COLUMNS + visited
 
     @property
     def import_line(self) -> str:
@@ -155,14 +175,14 @@ def find_game(name: object) -> Game:
     return _loaded(point)
 
 
-def env_sizes(env_name: str) -> tuple[int, int]:
-    """The observation size and the number of actions of an environment.
+def env_sizes(env_name: str, *, sight: bool) -> tuple[int, int]:
+    """The length of what an expert sees and the number of actions of an environment.
 
     Raises:
       ConfigError: the environment is unknown.
     """
     game = find_game(env_name)
-    return game.observation_size, game.num_actions
+    return game.observed(sight=sight), game.num_actions
 
 
 @functools.cache

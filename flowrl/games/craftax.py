@@ -116,6 +116,8 @@ CLASSIC = _game(
     "craftax_classic",
     capacity=9,
     observation_size=1345,
+    view=(7, 9, 21),
+    cells=(16, 16),
     num_actions=17,
     enums=_enums(
         blocks=_CLASSIC_BLOCKS, actions=_CLASSIC_ACTIONS, achievements=_CLASSIC_ACHIEVEMENTS
@@ -127,6 +129,8 @@ FULL = _game(
     "craftax",
     capacity=99,
     observation_size=8268,
+    view=(9, 11, 83),
+    cells=(9 * 14, 12),  # of nine floors, two rows apart
     num_actions=43,
     enums=_enums(
         blocks=_CLASSIC_BLOCKS + _MORE_BLOCKS,

@@ -28,6 +28,8 @@ NEAREST = 5  # positions per block type
 OUT_OF_SIGHT = 30  # stands for "none in view" in both coordinates
 _HEALTH_WEIGHT = 0.1  # of a lost point of health, as in the game's own reward
 _WORD_BITS = 32
+_CELL = 4  # fields
+_BETWEEN_FLOORS = 2  # cells, half of the window in which visited ones are seen
 _NEVER = np.iinfo(np.int32).max
 _MOBS = {
     "craftax.craftax_classic": ("zombies", "cows", "skeletons"),
@@ -62,6 +64,13 @@ class CraftaxEngine:
     def observe(self, world: Any) -> jax.Array:
         """Craftax's symbolic observation: f32[observation_size]."""
         return self._view(world)
+
+    def cell(self, world: Any) -> jax.Array:
+        """int32[2]: the player's cell of 4 × 4 fields; floors lie two rows apart."""
+        row, column = world.player_position // _CELL
+        floor = getattr(world, "player_level", 0)
+        rows = -(-world.map.shape[-2] // _CELL) + _BETWEEN_FLOORS
+        return jnp.stack([row + floor * rows, column]).astype(jnp.int32)
 
     def is_over(self, world: Any) -> jax.Array:
         """bool[]: the player is dead, or has won."""

@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 _NOTICE = "library"
 _TABLE = "--skill_config"
 GIVEN = (*get_args(arguments.Origin), _TABLE)  # origins of settings that a user gave a start
-_COMMON = ("env_name", "layer_size", "activation")
+_COMMON = ("env_name", "layer_size", "activation", "sight")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +53,7 @@ class GraphRecord:
     env_name: str
     layer_size: Positive
     activation: str
+    sight: bool = False
     library: Mapping[str, Word] = field(default_factory=dict)  # embedded skill → its digest
 
 

@@ -198,7 +198,9 @@ def _write_usable(
 
 def expected_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """The array shapes of one expert under a run's configuration, by leaf path."""
-    return expert_shapes(*env_sizes(config["env_name"]), config["layer_size"])
+    return expert_shapes(
+        *env_sizes(config["env_name"], sight=config["sight"]), config["layer_size"]
+    )
 
 
 def _index(dependency: int | str, completed: Mapping[str, Any]) -> int:

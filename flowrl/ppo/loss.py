@@ -21,6 +21,7 @@ class Hyperparameters(NamedTuple):
     ent_coef: Any
     vf_coef: Any
     max_grad_norm: Any
+    coverage_bonus: Any
 
     @classmethod
     def of(cls, config: PPOConfig, lr: float) -> Hyperparameters:

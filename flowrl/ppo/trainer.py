@@ -157,7 +157,9 @@ def _is_stuck(paths: RunPaths, config: PPOConfig, update: UpdateReport) -> bool:
 
 def open_env(config: PPOConfig, module: TaskModule) -> tuple[WalkingEnv, Programs]:
     """The environments that walk the module's plan, and the trainer's programs for them."""
-    walk = make_env(config.env_name, module, max_task_steps=config.max_task_steps)
+    walk = make_env(
+        config.env_name, module, max_task_steps=config.max_task_steps, sight=config.sight
+    )
     shards, size = num_shards(config), shard_size(config)
     pool, stock = -(-config.world_pool // shards), max(_LEAST_STOCK // shards, 2 * size)
     cache = open_cache(config, walk)
@@ -179,6 +181,7 @@ def open_cache(config: PPOConfig, walk: SkillEnv) -> ProgramCache:
         "game_code": walk.game.code_digest(),
         "functions": list(walk.functions),
         "columns": len(walk.plan.functions),
+        "sight": walk.sight,
     }
     return ProgramCache(folder.absolute(), key)
 

@@ -212,7 +212,7 @@ def _rows(hyper: Hyperparameters, batch: RolloutBatch, *, num_experts: int, axis
     """
     steps, output = batch.steps, batch.steps.output
     advantage = gae.advantages(
-        output.reward,
+        output.reward + hyper.coverage_bonus * output.explored,
         steps.value + steps.potential,
         boundaries=output.boundary,
         last_value=batch.last_value,
