@@ -62,7 +62,9 @@ class Size:
     @property
     def shapes(self) -> Shapes:
         """The arrays of one of them."""
-        return expected_shapes({"env_name": self.env_name, "layer_size": self.layer_size})
+        return expected_shapes(
+            {"env_name": self.env_name, "layer_size": self.layer_size, "sight": True}
+        )
 
 
 SMALL = Size(1, "Craftax-Classic-Symbolic-v1", 82)

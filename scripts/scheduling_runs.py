@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from flowrl.config import BottomUpConfig, with_flags
+from flowrl.config import BottomUpConfig, to_json, with_flags
 from flowrl.launchers.base import Job
 from flowrl.launchers.launcher import Launcher
 from flowrl.parallel.events import NewSkill, RunRequest
@@ -40,7 +40,7 @@ class Chain:
             BottomUpConfig(), layer_size=LAYER_SIZE, sandbox="none", total_timesteps=100
         )
         self._made = folder / "made"
-        shapes = expected_shapes({"env_name": self._config.ppo.env_name, "layer_size": LAYER_SIZE})
+        shapes = expected_shapes(to_json(self._config.ppo))
         words = [self._made, 2 * pairs, self._config.ppo.env_name, LAYER_SIZE, 0]
         done = subprocess.run(
             [sys.executable, str(HERE / "making_experts.py"), *map(str, words)],

@@ -18,7 +18,7 @@ from flowrl.games.base import env_sizes
 from flowrl.paths import GraphPaths
 from flowrl.runs import ExpertVersion, Shapes, expert_shapes
 
-SHAPES = expert_shapes(*env_sizes("Craftax-Classic-Symbolic-v1"), 64)
+SHAPES = expert_shapes(*env_sizes("Craftax-Classic-Symbolic-v1", sight=True), 64)
 
 
 def skill_name(expert: int) -> str:

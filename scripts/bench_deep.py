@@ -1,0 +1,125 @@
+#!/usr/bin/env python3
+"""How many frames a skill deep in the graph takes to learn, one lever against the next.
+
+    scripts/bench_deep.py [--target "Collect Coal"] [--frames 2e6] [--seeds 3] [--json FILE]
+    scripts/bench_deep.py --small
+
+Each arm trains the same graph to the same target with the same seeds, and differs from the arm
+before it in one lever. Its runs are ordinary ones; their folders stay in --folder, so a benchmark
+that was stopped goes on. Frames are counted, not seconds: the machine may be busy. A seed that does
+not come to a share of success counts with all its frames, and its row says so.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+from benchmarking import Row, arguments, report
+
+import flowrl
+from flowrl.arguments import count
+from flowrl.measures.objectives import read_curve
+from flowrl.paths import GraphPaths
+
+ARMS = {
+    "the game's observation": {"sight": False},
+    "sight": {"sight": True, "coverage_bonus": 0.0},
+    "sight, coverage bonus": {"sight": True, "coverage_bonus": 0.03},
+}
+SHARES = (0.5, 0.7, 0.9)
+
+
+class Learned:
+    """One arm with one seed: the runs of its graph."""
+
+    def __init__(self, folder: Path, target: str, *, flags: dict, seed: int, frames: int) -> None:
+        flowrl.train(
+            folder,
+            target_skill=target,
+            show=False,
+            seed=seed,
+            total_timesteps=frames,
+            max_parallel_skills=1,
+            slot_minutes=0.0,
+            launcher="local",
+            success_state_rate=max(SHARES),
+            needs_success_rate=0.0,
+            min_success_rate=0.0,
+            log_seconds=0.0,
+            **flags,
+        )
+        rows = {row.skill: row for row in flowrl.status(folder)}
+        self.frames = frames
+        self.needs = sum(row.frames or 0 for row in rows.values() if row.skill != target)
+        archive = GraphPaths(folder).archive(rows[target].expert, target)
+        self.curve = read_curve(archive.metrics)
+
+    def until(self, share: float) -> int | None:
+        """Frames of the target's own run until so many of its newest episodes succeeded."""
+        return next((point.frames for point in self.curve if point.success >= share), None)
+
+
+def learned(folder: Path, target: str, *, seeds: int, frames: int) -> dict[str, list[Learned]]:
+    """All arms with all seeds, seed by seed: a benchmark that is stopped has whole pairs."""
+    found: dict[str, list[Learned]] = {arm: [] for arm in ARMS}
+    for seed in range(seeds):
+        for number, (arm, flags) in enumerate(ARMS.items()):
+            place = folder / f"{number}_{seed}"
+            one = Learned(place, target, flags=flags, seed=1000 * seed, frames=frames)
+            found[arm].append(one)
+            until = {share: one.until(share) for share in SHARES}
+            sys.stdout.write(f"{arm}, seed {seed}: {json.dumps(until)}, needs {one.needs}\n")
+            sys.stdout.flush()
+    return found
+
+
+def rows(target: str, found: dict[str, list[Learned]]) -> Iterator[Row]:
+    """Medians over seeds; the ratio is the median of the pairs with the arm before."""
+    for (_, before), (arm, after) in pairwise(found.items()):
+        for share in SHARES:
+            yield _row(f"{target} to {share:.0%}, {arm}", before, after, share)
+        ours, theirs = ([one.needs for one in side] for side in (after, before))
+        yield Row(
+            case=f"all that it needs, {arm}",
+            ours=statistics.median(ours) / 1e3,
+            baseline=statistics.median(theirs) / 1e3,
+            unit="k frames",
+            ratio=statistics.median(b / a for a, b in zip(ours, theirs, strict=True)),
+        )
+
+
+def _row(case: str, before: list[Learned], after: list[Learned], share: float) -> Row:
+    missed = sum(one.until(share) is None for one in after)
+    ours, theirs = ([one.until(share) or one.frames for one in side] for side in (after, before))
+    return Row(
+        case=f"{case} ({missed} of {len(after)} seeds did not)" if missed else case,
+        ours=statistics.median(ours) / 1e3,
+        baseline=statistics.median(theirs) / 1e3,
+        unit="k frames",
+        ratio=statistics.median(b / a for a, b in zip(ours, theirs, strict=True)),
+    )
+
+
+def main() -> int:
+    """Train and report."""
+    parser = arguments(__doc__)
+    parser.add_argument("--target", default="Collect Coal", help="the skill to learn")
+    parser.add_argument("--frames", type=count, default=2_000_000, help="of each run, at most")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--folder", type=Path, default=Path("exp/bench_deep"))
+    args = parser.parse_args()
+    target, frames, seeds = args.target, args.frames, args.seeds
+    if args.small:
+        target, frames, seeds = "Collect Stone", 300_000, 1
+    found = learned(args.folder / target.replace(" ", "_"), target, seeds=seeds, frames=frames)
+    report("deep", list(rows(target, found)), args.json)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
