@@ -150,10 +150,8 @@ def read(
 ) -> tuple[Kind, dict[str, Origin]]:
     """Return what a command line says, over other layers, the strongest first; and from where.
 
-    A flag's name is in the second result unless it has its default.
-
-    Raises:
-      ConfigError: an argument is unknown, missing, or of another type; names the closest.
+    A flag's name is in the second result unless it has its default. Raises ConfigError if an
+    argument is unknown, missing or of another type.
     """
     ordered: dict[Origin, Given] = {"command line": split(kind, words, prog=prog), **layers}
     values: dict[str, Any] = {}
@@ -169,11 +167,7 @@ def read(
 
 
 def value_of(kind: type, name: str, words: Sequence[str], origin: Origin = "command line") -> Any:
-    """Return the value of one field, from its words.
-
-    Raises:
-      ConfigError: it is of another type.
-    """
+    """Return the value of a field from its words; raises ConfigError for another type."""
     argument = arguments(kind)[name]
     try:
         return records.from_json(argument.hint, _plain(argument.type, words))
@@ -214,8 +208,7 @@ def _usage(kind: type, prog: str) -> str:
 def split(kind: type, words: Sequence[str], *, prog: str) -> Given:
     """Return the words of each argument that a command line gives; `--help` ends the program.
 
-    Raises:
-      ConfigError: a flag is unknown or has no value, or there are too many words.
+    Raises ConfigError if a flag is unknown or has no value, or there are too many words.
     """
     given: Given = {}
     rest: list[str] = []
@@ -240,8 +233,7 @@ def split(kind: type, words: Sequence[str], *, prog: str) -> Given:
 def environment(kind: type, env: Mapping[str, str]) -> Given:
     """Return what environment variables say: FLOWRL_GRAPH, FLOWRL_LR and so on.
 
-    Raises:
-      ConfigError: a variable begins with FLOWRL_ and is none.
+    Raises ConfigError for another one that begins with FLOWRL_.
     """
     known = {f"{_ENV}{name.upper()}": argument for name, argument in arguments(kind).items()}
     known[f"{_ENV}GRAPH"] = arguments(kind)[_GRAPH]
@@ -259,11 +251,7 @@ def environment(kind: type, env: Mapping[str, str]) -> Given:
 
 
 def config_file(kind: type, path: Path) -> Given:
-    """Return what a TOML file says: one key for each flag, without tables.
-
-    Raises:
-      ConfigError: it cannot be read, or a key is no flag; names the closest.
-    """
+    """Return what a TOML file says, one key for each flag; raises ConfigError for other content."""
     document = toml(path, flag="config")
     given: Given = {}
     for key, value in document.items():
@@ -284,11 +272,7 @@ def config_file(kind: type, path: Path) -> Given:
 
 
 def toml(path: Path, *, flag: str) -> dict[str, Any]:
-    """Return the content of a TOML file, which a flag names.
-
-    Raises:
-      ConfigError: it cannot be read.
-    """
+    """Return the content of a TOML file, which a flag names; raises ConfigError if it is none."""
     try:
         return tomllib.loads(storage.read_bytes(path, limit_bytes=_MOST_BYTES).decode())
     except FileRefusedError as error:

@@ -68,11 +68,7 @@ class CheckCommand:
     """Print JSON: for every file the games it is good for, or why it is refused."""
 
     def __call__(self) -> int:
-        """Print one line per file or broken promise; returns 1 when there is a fault, else 0.
-
-        Raises:
-          ConfigError: no file is named, or a folder has none, or files beside a game.
-        """
+        """Print one line per file or broken promise; returns 1 when there is a fault, else 0."""
         if self.game is not None:
             return self._check_game(find_game(self.game))
         files = skill_files(self.files)

@@ -65,12 +65,7 @@ class AttachCommand(GraphCommand):
     """The skill's name, or its expert number."""
 
     def __call__(self) -> int:
-        """Become `tmux attach`, or inside the same tmux server `tmux switch-client`.
-
-        Raises:
-          ConfigError: tmux is missing, or the terminal is inside another server.
-          GraphError: the skill has no session.
-        """
+        """Become `tmux attach`, or inside the same tmux server `tmux switch-client`."""
         paths = GraphPaths(self.graph_path)
         row = find_row(read_rows(paths), self.skill, paths.root)
         program = shutil.which("tmux")
@@ -153,11 +148,7 @@ class LogsCommand(GraphCommand):
 
 
 def _newest_log(paths: GraphPaths, row: SkillRow) -> Path:
-    """The live run's log, else the archived one, else the last failed attempt's.
-
-    Raises:
-      FileRefusedError: the skill has no log yet.
-    """
+    """The live run's log, else the archived one, else the last failed attempt's."""
     if row.expert is not None:
         live, archive = paths.run(row.expert, row.skill), paths.archive(row.expert, row.skill)
         stem = paths.failed_run(row.expert, row.skill, 0).name.removesuffix("0")

@@ -63,9 +63,7 @@ def prepare(job: Job, *, grace_seconds: float) -> None:
     """Write what the runner and the log's writer read, and remove what an earlier launch left.
 
     The environment and the secrets are in files of their own, which their readers remove at once.
-
-    Raises:
-      LaunchError: a process of this run lives, or the files cannot be written.
+    Raises LaunchError if a process of this run lives, or the files cannot be written.
     """
     paths = JobPaths(job.folder)
     if not becomes_free(job.folder):

@@ -100,8 +100,7 @@ class TmuxServer:
     def run(self, *words: str) -> Reply:
         """Run one tmux command line; the reply says what tmux refused.
 
-        Raises:
-          LaunchError: tmux is missing, cannot be executed, or does not answer.
+        Raises LaunchError if tmux is missing, cannot be executed or does not answer.
         """
         reply = self._run(words)
         if any(_ENDING in line for line in reply.stderr):
@@ -110,10 +109,7 @@ class TmuxServer:
         return reply
 
     def panes(self) -> list[Pane]:
-        """Every pane of the server; none when there is no server.
-
-        Raises:
-          LaunchError: tmux cannot list them.
+        """Every pane of the server, none without one; raises LaunchError if tmux cannot list them.
         """
         reply = self.run("list-panes", "-a", "-F", _PANE_FORMAT)
         if reply.returncode == 0:
@@ -163,11 +159,7 @@ class TmuxLauncher(Launcher):
         self._servers: set[int] = set()  # the pids of those in which a job has ended
 
     def check(self) -> None:
-        """Check that jobs can be launched at all.
-
-        Raises:
-          ConfigError: tmux is missing or too old, or there is no folder for its socket.
-        """
+        """Raise ConfigError if tmux is missing or too old, or has no folder for its socket."""
         socket = self.server.socket_path
         if socket is not None and not Path(socket).parent.is_dir():
             raise ConfigError(f"--tmux_socket {socket}: its folder does not exist; make it first")

@@ -109,8 +109,7 @@ def skills_towards(
 ) -> tuple[str, ...]:
     """Return the skills to train, requirements first.
 
-    Raises:
-      GraphError: the target is unknown, or needs more than `max_nodes` skills.
+    Raises GraphError if the target is unknown, or needs more than `max_nodes` skills.
     """
     if target is None:
         return graph.order()[:max_nodes]

@@ -300,8 +300,7 @@ class Planner:
     def plan(self, goal: Step) -> tuple[Step, ...]:
         """The steps that make the goal's needs true from an empty inventory, then the goal.
 
-        Raises:
-          GraphError: more of an item is needed at once than can be carried or provided.
+        Raises GraphError if more of an item is needed at once than can be carried or provided.
         """
         self._check_goal(goal)
         names = [step.skill for step in self._ordered(goal)]
