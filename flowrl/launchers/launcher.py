@@ -65,7 +65,7 @@ class Launcher(ABC):
 
         Raises OSError if it cannot be looked at now, for instance for lack of file descriptors.
         """
-        return None if self._watcher.sees_alive(handle) else run_status.outcome(handle, folder)
+        return run_status.outcome(handle, folder)
 
     def stop(self, handle: Handle, folder: Path) -> None:
         """Ask the job to end: TERM, then KILL after a grace period; returns at once."""
