@@ -38,8 +38,9 @@ SkillArgument = tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="SKILL
 _GRAPH = "graph_path"
 _ENV = "FLOWRL_"
 _UNITS = {"k": 10**3, "M": 10**6, "G": 10**9}
-_ON, _OFF = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
-_SWITCHES = ("true", "yes", "on", "false", "no", "off")  # 0 and 1 may be numbers of experts
+_BOOLS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False}
+_BOOLS |= {"no": False, "off": False}
+_SWITCHES = _BOOLS.keys() - {"0", "1"}  # which may be numbers of experts
 _INTERNAL = re.compile(r"FLOWRL_(FAULT|VENV|EXTRAS|PYTHON|ROOT|TEST_WORKERS|LLM_\w+)")
 _MOST_DIGITS = 18
 _MOST_BYTES = 2**20  # of a TOML file
@@ -134,13 +135,14 @@ def arguments(kind: type) -> Mapping[str, Argument]:
         if dataclasses.is_dataclass(_core(hint)):
             found |= arguments(_core(hint))
         elif tyro.conf.Suppress not in marks:
-            aliases = (getattr(mark, "aliases", None) or () for mark in marks)
             found[item.name] = Argument(
                 name=item.name,
                 hint=hint,
                 positional=tyro.conf.Positional in marks,
                 required=item.default is MISSING and item.default_factory is MISSING,
-                short=tuple(alias for names in aliases for alias in names),
+                short=tuple(
+                    name for mark in marks for name in getattr(mark, "aliases", None) or ()
+                ),
             )
     return found
 
@@ -385,21 +387,15 @@ def _plain(kind: Any, words: Sequence[str]) -> Any:
         raise ValueError(f"takes one value, not {len(words)}")
     word = words[0]
     if kind is bool:
-        if word.lower() not in _ON + _OFF:
-            raise ValueError(f"is {word!r}, not true or false")
-        return word.lower() in _ON
+        return _BOOLS.get(word.lower(), word)
     if kind is Path:
         return str(plain(Path(word)))
     if kind is float:
-        return _number(word)
+        try:
+            return float(word)
+        except ValueError:
+            raise ValueError(f"is {word!r}, not a number") from None
     return count(word) if kind is int else word
-
-
-def _number(word: str) -> float:
-    try:
-        return float(word)
-    except ValueError:
-        raise ValueError(f"is {word!r}, not a number") from None
 
 
 def _built(kind: type[Kind], values: Mapping[str, Any]) -> Kind:

@@ -504,7 +504,7 @@ def launcher(bench):
 def tmux_socket(bench):
     found = start.open_launcher(bench.parsed("--tmux_socket=mine").launch)
     assert isinstance(found, TmuxLauncher)
-    assert found.server.socket_name == "mine"
+    assert found.server.address == ("-L", "mine")
 
 
 def test_the_environment_chooses_the_library(bench):

@@ -23,12 +23,7 @@ from flowrl.parallel.events import DONE, MOST_PRIORITY, Response, Verb, why_not
 from flowrl.parallel.health import daemon_of, in_words
 from flowrl.parallel.recovery import recorded_config
 from flowrl.parallel.requests import send_request
-from flowrl.parallel.skill_sources import (
-    Library,
-    SkillSources,
-    open_graph,
-    skill_configs,
-)
+from flowrl.parallel.skill_sources import Library, SkillSources, open_graph, skill_configs
 from flowrl.parallel.state import SchedulerState, StateFile
 from flowrl.parallel.status import Running
 from flowrl.paths import GraphPaths, graph_or_sweep, printable

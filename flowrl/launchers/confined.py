@@ -42,11 +42,7 @@ class ConfinedWork(Protocol):
 
 
 def confined_run(
-    order: ConfinedWork,
-    layout: GraphPaths,
-    run: TrainingRun,
-    *,
-    how: Sandbox,
+    order: ConfinedWork, layout: GraphPaths, run: TrainingRun, *, how: Sandbox
 ) -> bytes:
     """Return what a confined process prints that plays a run's plan; it sees the graph, read-only.
 

@@ -77,11 +77,7 @@ def slots(
 
 
 def check_devices(
-    devices: Sequence[Device],
-    *,
-    each: int,
-    wanted: int,
-    environ: Mapping[str, str] = os.environ,
+    devices: Sequence[Device], *, each: int, wanted: int, environ: Mapping[str, str] = os.environ
 ) -> None:
     """Raise ConfigError unless a run with `each` of the GPUs can train on the `wanted` devices."""
     if devices and each > len(devices):

@@ -213,8 +213,8 @@ def confinement(
 ) -> Confinement:
     """Return the confinement that `--sandbox` means here, for skill code of this graph.
 
-    With `network_wanted` the notice says what replaces the network. Raises ConfigError if bubblewrap
-    is asked for, and is missing or does not work.
+    With `network_wanted` the notice says what replaces the network. Raises ConfigError if
+    bubblewrap is asked for, and is missing or does not work.
     """
     if wanted == "none":
         return Confinement()

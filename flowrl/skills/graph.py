@@ -44,8 +44,8 @@ class Choice:
 class SkillGraph:
     """An immutable set of skills with their dependencies; the order of the skills breaks ties.
 
-    GraphError is raised for two skills whose names share a slug, and by each method for a skill that
-    is unknown or can never be learned.
+    GraphError is raised for two skills whose names share a slug, and by each method for a skill
+    that is unknown or can never be learned.
     """
 
     def __init__(self, skills: Iterable[Skill] = (), *, capacity: int = CAPACITY) -> None:
@@ -103,7 +103,8 @@ class SkillGraph:
     def all_needs(self, name: str) -> tuple[str, ...]:
         """All skills that must be learned before this one, each after its own needs."""
         self._require_possible(name)
-        return tuple(sorted(all_providers(name, self._found.chosen), key=self._places.__getitem__))
+        needed = all_providers(name, self._found.chosen)
+        return tuple(skill for skill in self._order if skill in needed)
 
     def order(self) -> tuple[str, ...]:
         """Every skill that can be learned, each after its needs, else as in the library."""
@@ -136,10 +137,6 @@ class SkillGraph:
     @cached_property
     def _order(self) -> tuple[str, ...]:
         return in_order(self._found.chosen, by=self.skills)
-
-    @cached_property
-    def _places(self) -> Mapping[str, int]:
-        return {name: place for place, name in enumerate(self._order)}
 
     def _choice(self, skill: Skill, item: str, provider: str) -> Choice:
         others = tuple(

@@ -168,8 +168,7 @@ class Skill:
 
     @staticmethod
     def from_json(fields: Mapping[str, Any]) -> Skill:
-        """The skill that `to_json` wrote; its syntax is checked again, unless it is a trusted one.
-        """
+        """The skill that `to_json` wrote; its syntax is checked again, unless it is trusted."""
         data = dict(fields)
         trusted = data.pop("trusted", False) is True
         return skill_from_data(data.get("name"), data, trusted=trusted)
@@ -326,7 +325,9 @@ def _read_constants(constants: Mapping[str, Any], at: Callable[[str], str]) -> d
         what = f"max_steps is not a whole number from 1 to {MOST_STEPS}; write one"
         raise SkillError(f"{at('max_steps')}: {what}")
     provided_by = constants.get("provided_by", {})
-    if not _is_provided_by(provided_by, {**amounts["requirements"], **amounts["consumption"]}):
+    needs = amounts["requirements"].keys() | amounts["consumption"].keys()
+    good = isinstance(provided_by, dict) and provided_by.keys() <= needs
+    if not good or not all(isinstance(other, str) for other in provided_by.values()):
         what = "provided_by does not name a skill for items that are required or consumed"
         raise SkillError(f'{at("provided_by")}: {what}; write {{"wood": "Collect Wood"}}')
     return {
@@ -381,12 +382,6 @@ def _training(written: object, place: str) -> dict[str, Any]:
     except ConfigError as error:
         remedy = "" if ";" in str(error) else "; correct the value"
         raise SkillError(f"{place}: {error}{remedy}") from error
-
-
-def _is_provided_by(value: Any, needs: Mapping[str, Amount]) -> bool:
-    return isinstance(value, dict) and all(
-        item in needs and isinstance(name, str) for item, name in value.items()
-    )
 
 
 def _text_of(value: Any, key: str, place: str) -> str:

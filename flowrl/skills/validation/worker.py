@@ -41,17 +41,8 @@ _ELEMENT_LIMIT = 1_000_000  # of one intermediate array
 WORK_LIMIT = 40_000  # as `work` counts it; a timestep of Craftax-Classic counts 1,800,000
 _COSTLY = 8  # so often counts each number of what is not plain arithmetic
 _COSTLY_WORDS = (
-    "sort",
-    "scatter",
-    "gather",
-    "cum",
-    "sin",
-    "cos",
-    "tan",
-    "pow",
-    "exp",
-    "log",
-    "erf",
+    *("sort", "scatter", "gather", "cum"),
+    *("sin", "cos", "tan", "pow", "exp", "log", "erf"),
 )
 _FORBIDDEN = (
     *("callback", "ffi", "custom_call", "infeed", "outfeed", "host", "while", "_io_"),
