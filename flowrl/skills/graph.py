@@ -120,15 +120,10 @@ class SkillGraph:
         self._require_possible(name)
         if count < 1:
             raise GraphError(f"{name!r} × {count} is no goal; ask for a count of at least 1")
-        needed = all_providers(name, self._found.chosen)
         planner = Planner(
             skills=self.skills,
-            providers={
-                item: tuple(gainer for gainer in gainers if gainer in needed)
-                for item, gainers in self._found.gainers.items()
-            },
-            rank=self._found.rank,
-            chosen=self._found.chosen,
+            found=self._found,
+            needed=all_providers(name, self._found.chosen),
             ephemeral=ephemeral_items(self.skills.values()),
             capacity=self.capacity,
         )

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -288,12 +288,11 @@ def _missing(skill: Skill, item: str, need: int, found: Learnable) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planner:
-    """The planner's input: the skills, the providers of each item, and the order of the skills."""
+    """The planner's input: the skills, those that may be steps, and how they were learned."""
 
     skills: Mapping[str, Skill]
-    providers: Mapping[str, Sequence[str]]  # item → skills that yield it, preferred first
-    rank: Mapping[str, int]  # skill → its place in a topological order
-    chosen: Mapping[str, Mapping[str, str]]  # skill → item that it needs → provider, of lower rank
+    found: Learnable
+    needed: Collection[str]  # the skills that the goal's needs may come from
     ephemeral: frozenset[str]
     capacity: int
 
@@ -317,7 +316,7 @@ class Planner:
     def _ordered(self, goal: Step) -> list[Step]:
         steps = [goal]
         needs = entry_needs(self.skills[goal.skill], goal.count)
-        chosen = dict(self.chosen[goal.skill])
+        chosen = dict(self.found.chosen[goal.skill])
         while needs:
             step, needs = self._step_before(needs, steps[-1], chosen)
             steps.append(step)
@@ -333,9 +332,9 @@ class Planner:
 
         Of the choices of two skills that of lower rank holds: it needs neither of them.
         """
-        choices = (before, self.chosen[skill])
+        choices = (before, self.found.chosen[skill])
         found = {item: [choice[item] for choice in choices if item in choice] for item in needs}
-        return {item: min(names, key=self.rank.__getitem__) for item, names in found.items()}
+        return {item: min(names, key=self.found.rank.__getitem__) for item, names in found.items()}
 
     def _step_before(
         self, needs: Mapping[str, int], after: Step, chosen: Mapping[str, str]
@@ -356,7 +355,7 @@ class Planner:
         steps = {item: step for item, step in found.items() if step is not None}
 
         def late_first(item: str) -> tuple[bool, int, str]:
-            return item in self.ephemeral, -self.rank[steps[item].skill], item
+            return item in self.ephemeral, -self.found.rank[steps[item].skill], item
 
         return [steps[item] for item in sorted(steps, key=late_first)]
 
@@ -370,7 +369,8 @@ class Planner:
 
     def _provider(self, item: str, need: int, first: str | None = None) -> Step | None:
         """The preferred skill that can reach this level, at the smallest count that does."""
-        for name in (*([first] if first else ()), *self.providers.get(item, ())):
+        gainers = [name for name in self.found.gainers.get(item, ()) if name in self.needed]
+        for name in [first, *gainers] if first else gainers:
             count = count_for(self.skills[name], item, need, capacity=self.capacity)
             if count is not None:
                 return Step(skill=name, count=count)
