@@ -25,12 +25,7 @@ from flowrl.parallel.events import NewSkill, RunRequest
 from flowrl.parallel.feeder import Feeder
 from flowrl.parallel.scaling import Scaling
 from flowrl.parallel.scheduler import SkillScheduler
-from flowrl.parallel.skill_sources import (
-    Library,
-    SkillSources,
-    open_graph,
-    skill_configs,
-)
+from flowrl.parallel.skill_sources import Library, SkillSources, open_graph, skill_configs
 from flowrl.parallel.status import Completed, Held, Waiting
 from flowrl.parallel.training_backend import TrainingBackend
 from flowrl.paths import GraphPaths, RunPaths
@@ -312,9 +307,7 @@ def skill_config(bench):
 def merge_policy(bench):
     seen = []
     bench.monkeypatch.setattr(
-        training_backend,
-        "merge_run",
-        lambda *args, rule, **facts: seen.append(rule) or {},
+        training_backend, "merge_run", lambda *args, rule, **facts: seen.append(rule) or {}
     )
     bench.backend("--merge_policy=eval_gate").merge(RunRequest(skill=WOOD, expert=0, attempt=1))
     assert seen == [MERGE_RULES["eval_gate"]]
