@@ -225,15 +225,11 @@ def why_impossible(
     path = {name: 0}
     while True:
         skill = skills[name]
-        offers = {
-            (item, need): _offers(skill, item, skills, found, capacity=capacity)
+        offers = (
+            (item, need, _offers(skill, item, skills, found, capacity=capacity))
             for item, need in direct_needs(skill).items()
-        }
-        (item, need), gainers = next(
-            (wanted, names)
-            for wanted, names in offers.items()
-            if found.rank.keys().isdisjoint(names)
         )
+        item, need, gainers = next(x for x in offers if found.rank.keys().isdisjoint(x[2]))
         if not gainers:
             return UnknownNeedError(_missing(skill, item, need, found))
         name = next((other for other in gainers if other != skill.name), skill.name)
@@ -380,26 +376,26 @@ class Planner:
         steps = self._counted(names, goal)
         if steps is None:
             raise GraphError(f"no order of steps makes {goal.skill!r} possible")
-        while True:
-            for place in self._superfluous(names):
-                shorter = names[:place] + names[place + 1 :]
-                found = self._counted(shorter, goal)
-                if found is not None:
-                    names, steps = shorter, found
-                    break
-            else:
-                return steps
+        while found := next(self._shorter(names, goal), None):
+            names, steps = found
+        return steps
 
-    def _superfluous(self, names: list[str]) -> Iterator[int]:
-        """Places worth trying to leave out, last first: no needed item hangs on that step alone."""
+    def _shorter(
+        self, names: list[str], goal: Step
+    ) -> Iterator[tuple[list[str], tuple[Step, ...]]]:
+        """The plans that succeed without one step, by names and steps; a late step goes first.
+
+        A step on which alone a needed item hangs is not tried.
+        """
         providers = Counter(item for name in names for item in self.skills[name].gain)
         needed = {item for name in names for item in entry_needs(self.skills[name], 1)}
         named = {other for name in names for other in self.skills[name].provided_by.values()}
         for place in range(len(names) - 2, -1, -1):
-            if names[place] not in named and all(
-                providers[item] > 1 or item not in needed for item in self.skills[names[place]].gain
-            ):
-                yield place
+            gain = self.skills[names[place]].gain
+            alone = any(item in needed and providers[item] == 1 for item in gain)
+            rest = names[:place] + names[place + 1 :]
+            if names[place] not in named and not alone and (steps := self._counted(rest, goal)):
+                yield rest, steps
 
     def _counted(self, names: list[str], goal: Step) -> tuple[Step, ...] | None:
         """The steps in this order with the smallest counts; None when they do not succeed."""
