@@ -254,16 +254,14 @@ def environment(kind: type, env: Mapping[str, str]) -> Given:
 
 def config_file(kind: type, path: Path) -> Given:
     """Return what a TOML file says, one key for each flag; raises ConfigError for other content."""
-    document = toml(path, flag="config")
     given: Given = {}
-    for key, value in document.items():
+    for key, value in toml(path, flag="config").items():
         name = key.replace("-", "_")
         if name == "config":
             raise ConfigError(f"{path}: {key!r} names this very file; remove the line")
         if name not in arguments(kind):
-            raise ConfigError(
-                f"{path}: {key!r} is no flag{_closest_flag(name, arguments(kind), '')}"
-            )
+            near = _closest_flag(name, arguments(kind), dashes="")
+            raise ConfigError(f"{path}: {key!r} is no flag{near}")
         if isinstance(value, dict):
             raise ConfigError(f"{path}: {key!r} is a table; write {key} = …")
         if value == "":

@@ -71,9 +71,8 @@ class AttachCommand(GraphCommand):
         program = shutil.which("tmux")
         if program is None:
             raise ConfigError(f"tmux is missing; flowrl logs {paths.root} SKILL -f shows the run")
-        socket = None
-        if paths.config_json.exists():
-            socket = recorded_config(paths).launch.tmux_socket
+        begun = paths.config_json.exists()
+        socket = recorded_config(paths).launch.tmux_socket if begun else None
         address = ["-S" if "/" in socket else "-L", socket] if socket else []
         tmux = [program, *address]
         env = {name: value for name, value in os.environ.items() if name != "TMUX"}
@@ -87,8 +86,8 @@ class AttachCommand(GraphCommand):
         server = row.session and listed.stdout.partition("\n")[0]
         if not server:
             log = f'; flowrl logs {paths.root} "{row.skill}" shows its log'
-            begun = "" if row.expert is None else log
-            raise GraphError(f"{row.skill} is {row.status} and has no tmux session{begun}")
+            hint = "" if row.expert is None else log
+            raise GraphError(f"{row.skill} is {row.status} and has no tmux session{hint}")
         here = os.environ.get("TMUX", "").rpartition(",")[0].rpartition(",")[2]
         if here not in ("", server):
             raise ConfigError(

@@ -56,7 +56,6 @@ def slots(
     """Return how many runs each GPU takes at once, by its id; raises ConfigError if one takes none.
 
     Args:
-      devices: the GPUs.
       most: the largest number on each; None stands for 1, or for any number that fits.
       memory_mb: the memory of one run, as the user declares it. Free memory is not measured: a
         run takes its memory only after it has compiled.
