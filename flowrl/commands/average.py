@@ -54,12 +54,7 @@ class AverageCommand:
     """Print JSON instead of lines."""
 
     def __call__(self) -> int:
-        """Average, and print what.
-
-        Raises:
-          ConfigError: experts that are missing, of other shapes, with a NaN or no common ancestor.
-          FileRefusedError: the new folder exists.
-        """
+        """Average, and print what; raises ConfigError for experts that cannot be averaged."""
         from flowrl.experts import checkpoint
 
         rule, weights = self._rule(), self._weights()

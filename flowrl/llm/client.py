@@ -26,8 +26,7 @@ class DeadlineError(Exception):
 def within(seconds: float, call: Callable[[], Result]) -> Result:
     """Return the result of a call, or raise what it raises, within so many seconds.
 
-    Raises:
-      DeadlineError: it takes longer; it goes on in a thread that nobody waits for.
+    Raises DeadlineError if it takes longer; it goes on in a thread that nobody waits for.
     """
     pool = ThreadPool(1)
     try:
@@ -39,11 +38,7 @@ def within(seconds: float, call: Callable[[], Result]) -> Result:
 
 
 def bound(response: httpx.Response) -> None:
-    """Limit the answer's size; a hook of a client's responses.
-
-    Raises:
-      httpx.DecodingError: the answer is packed, although that was not asked for.
-    """
+    """Limit the answer's size; a hook of a client's responses. Refuses packed answers."""
     packed = response.headers.get("content-encoding", "identity").casefold()
     if packed not in ("", "identity"):
         raise httpx.DecodingError(f"its answer is packed ({packed})", request=response.request)

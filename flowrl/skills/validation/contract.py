@@ -157,11 +157,7 @@ def _check_values(game: Game, engine: Engine, lines: list[str]) -> None:
 
 
 def _traced(function: Callable[..., Any], *given: Any) -> Any:
-    """Return the shapes of what a pure function returns.
-
-    Raises:
-      _BrokenError: it is another computation each time, leaves JAX or changes its world.
-    """
+    """Return the shapes of what a function returns; raises _BrokenError unless it is pure."""
 
     def call(*values: Any) -> Any:
         before = jax.tree.leaves(values)
