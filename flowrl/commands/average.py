@@ -20,7 +20,7 @@ from flowrl.console import print_report
 from flowrl.errors import ConfigError, ExpertCorruptError, FileRefusedError
 from flowrl.experts import manifest as manifests
 from flowrl.experts.store import ExpertStore
-from flowrl.paths import GraphPaths, RunPaths
+from flowrl.paths import GraphPaths, RunPaths, existing_graph
 from flowrl.runs import read_run
 from flowrl.storage.records import Positive
 
@@ -187,9 +187,10 @@ class ExportCommand(GraphCommand):
 
     def __call__(self) -> int:
         """Export, and print what."""
+        paths = existing_graph(self.graph_path)
         from flowrl.agent import export_agent
 
-        record = export_agent(GraphPaths(self.graph_path), self.output)
+        record = export_agent(paths, self.output)
         names = ", ".join(each.skill for each in record.experts)
         sys.stdout.write(
             f"{self.output}: the experts of generation {record.generation} for "

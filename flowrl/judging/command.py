@@ -211,7 +211,7 @@ class GraphJudging:
         """The library's and the graph's skills, and their mutants; half of them are unseen."""
         game = find_game(next(iter(self._runs.values())).config["env_name"])
         library = load_library(game.name)
-        known = SkillSources(self._layout).over(library)
+        known = SkillSources(self._layout).over(library, tell=False)
         reached = {
             skill: result.success_rate >= self._runs[skill].config["success_state_rate"]
             for skill, result in self._results.items()

@@ -252,8 +252,11 @@ class SkillSources:
                 skills[skill.name] = skill
         return skills
 
-    def over(self, library: Mapping[str, Skill]) -> dict[str, Skill]:
-        """Return the library, with the kept skills where they are fixed or the library has none."""
+    def over(self, library: Mapping[str, Skill], *, tell: bool = True) -> dict[str, Skill]:
+        """Return the library, with the kept skills where they are fixed or the library has none.
+
+        A warning tells of each kept skill that the library has otherwise, unless `tell` is False.
+        """
         fixed = self._fixed()
         recorded = self.recorded().items()
         kept = {name: skill for name, skill in recorded if name in fixed or name not in library}
@@ -261,7 +264,7 @@ class SkillSources:
         kept = {name: _present(skill, library.get(name), born) for name, skill in kept.items()}
         new = (name for name, skill in kept.items() if name not in library and not skill.embedded)
         self.added = frozenset(new)
-        for name, skill in kept.items():
+        for name, skill in kept.items() if tell else ():
             if name in library and library[name] != skill:
                 logger.warning(
                     "%s has changed since this graph began to train it: the graph keeps %s; "

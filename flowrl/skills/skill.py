@@ -287,7 +287,9 @@ def load_library(
     if skills_dir is not None:
         if not Path(skills_dir).is_dir():
             raise SkillError(f"{skills_dir} is not a folder; name a folder of skill files")
-        skills |= _load_folder(Path(skills_dir), env_name, trust=trust)
+        if not (own := _load_folder(Path(skills_dir), env_name, trust=trust)):
+            raise SkillError(f"{skills_dir} has no file *.py; name a folder of skill files")
+        skills |= own
     return skills
 
 
