@@ -36,7 +36,6 @@ from flowrl.tuning.outcome import (
     success_in_fresh_worlds,
 )
 from flowrl.tuning.report import progress_line, publish, show
-from flowrl.tuning.search import check_installed
 from flowrl.tuning.start import SweepConfig, new_record, refuse_other_flags, training_config
 from flowrl.tuning.sweep import Sweeper, TrialBackend, create_sweep
 from flowrl.tuning.trials import Sweep, next_trial, open_sweep, prolong, read_trials
@@ -58,7 +57,6 @@ def run_sweep(config: SweepConfig) -> int:
     library, sources = Library.of(training), SkillSources(layout)
     graph = open_graph(library, sources)
     record = known.record if known else new_record(config, training, layout, graph)
-    check_installed((known or config).search.method)
     _check_engine(config, Sweep(paths, record))
     if config.keep_winner and not (known or config).search.confirm:
         raise ConfigError("--keep_winner keeps a confirmed point's expert; --confirm 0 has none")

@@ -6,7 +6,6 @@ import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any, Literal
 
 import numpy as np
@@ -19,12 +18,11 @@ from flowrl.storage.records import Natural, Positive
 from flowrl.tuning.pruning import Pruner
 from flowrl.tuning.space import Dimension, Observation, Point, SearchInput, Space, Value
 
-Method = Literal["cooled", "protein", "carbs", "tpe", "random", "grid", "cleanrl"]
+Method = Literal["cooled", "protein", "carbs", "cleanrl", "random", "grid"]
 Unit = Literal["frames", "seconds"]
 _DURATION = re.compile(r"([0-9.]+)([smh])")
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 _LEAST_FRAMES = 1000  # of a budget: fewer were meant as something else
-OF_OPTUNA = ("tpe", "cleanrl")
 _SPREAD_PER_DIMENSION = 1.5  # first trials that fill the space, for each dimension and one
 _GRID = 4  # values of a dimension that has more than can be listed
 _MOST_LISTED = 16
@@ -36,7 +34,7 @@ class SearchConfig(Configuration):
     """The choice and the scoring of points, and their budget."""
 
     method: Method = "cooled"
-    """How points are chosen; cleanrl is tpe with --pruner median, one trial after another."""
+    """How points are chosen; cleanrl has --pruner median, one trial after another."""
     trials: Positive | None = None
     """Most trials of the search (default: 20, or as many as --budget lets)."""
     budget: str | None = None
@@ -119,19 +117,6 @@ def read_budget(text: str | None) -> tuple[float | None, Unit]:
     return value, "seconds" if found else "frames"
 
 
-def check_installed(method: Method) -> None:
-    """Make sure that the package that a method needs is there.
-
-    Raises:
-      ConfigError: it is missing.
-    """
-    if method in OF_OPTUNA and find_spec("optuna") is None:
-        raise ConfigError(
-            f"--method {method} needs optuna: pip install '.[sweep]' in flowrl's folder, "
-            "or use --method cooled"
-        )
-
-
 def grid_points(space: Space) -> Iterator[Point]:
     """Yield the grid's points: all values of a short dimension, some of a longer one."""
     names = [each.name for each in space.dimensions]
@@ -188,16 +173,8 @@ def _modelled(given: SearchInput) -> Iterator[Point]:
     return itertools.chain(map(given.space.from_unit, ranked(given)), _random(given))
 
 
-def _sampled(given: SearchInput) -> Iterator[Point]:
-    """Yield the proposals of Optuna's sampler."""
-    from flowrl.tuning.optuna import ask  # optional
-
-    return ask(given)
-
-
 _METHODS: Mapping[Method, Callable[[SearchInput], Iterator[Point]]] = {
-    **dict.fromkeys(("cooled", "protein", "carbs"), _modelled),
-    **dict.fromkeys(OF_OPTUNA, _sampled),
+    **dict.fromkeys(("cooled", "protein", "carbs", "cleanrl"), _modelled),
     "random": _random,
     "grid": _grid,
 }

@@ -28,7 +28,7 @@ from flowrl.paths import GraphPaths
 from flowrl.runs import read_run
 from flowrl.skills.graph import SkillGraph
 from flowrl.storage.records import Word
-from flowrl.tuning.search import SearchConfig, check_installed, suggest
+from flowrl.tuning.search import SearchConfig, suggest
 from flowrl.tuning.space import Space, parse_vary, read_space
 from flowrl.tuning.sweep import expert_number
 from flowrl.tuning.trials import LIMITS, Sweep, SweepRecord
@@ -140,7 +140,6 @@ def new_record(
         train = f"flowrl train {layout.root} --target_skill {missing[-1]!r}"
         raise ConfigError(f"{skill} needs {missing[-1]}, which has no expert yet; {train}")
     space = dataclasses.replace(_read_dimensions(config), base=trained.ppo)
-    check_installed(search.method)
     suggest(space, [], [], number=0, seed=0, method=search.method, budget_left=1.0)
     return SweepRecord(
         sweep=secrets.token_hex(8),
