@@ -42,7 +42,7 @@ from mixed_spaces import MixedSpace
 
 from flowrl.tuning.pruning import Pruner, Rungs, should_prune
 from flowrl.tuning.search import suggest
-from flowrl.tuning.space import Dimension, Observation, Point, Space
+from flowrl.tuning.space import Dimension, Observation, Point, SearchInput, Space
 
 UNIT_FIELDS = ("gamma", "gae_lambda", "ent_coef", "vf_coef", "clip_eps", "lr")
 UNITS = tuple(Dimension(name=name, kind="uniform", low=0.0, high=1.0) for name in UNIT_FIELDS)
@@ -171,15 +171,10 @@ def proposal(
         import optuna_baseline  # of the extra dev
 
         return optuna_baseline.suggest(problem.space, history, seed=seed)
-    return suggest(
-        problem.space,
-        history,
-        (),
-        number=len(history),
-        seed=seed,
-        method="cooled" if method == "blind" else method,  # type: ignore[arg-type]
-        budget_left=left,
+    given = SearchInput(
+        space=problem.space, history=history, number=len(history), seed=seed, budget_left=left
     )
+    return suggest("cooled" if method == "blind" else method, given)  # type: ignore[arg-type]
 
 
 def regret(problem: Problem, method: str, seed: int) -> float:
@@ -304,7 +299,8 @@ def proposal_seconds() -> Row:
     taken = []
     for number in range(200, 206):
         began = time.process_time()
-        suggest(problem.space, history, (), number=number, seed=0, method="cooled", budget_left=0.5)
+        given = SearchInput(space=problem.space, history=history, number=number, budget_left=0.5)
+        suggest("cooled", given)
         taken.append(1e3 * (time.process_time() - began))
     milliseconds = statistics.median(taken)
     return Row(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -16,7 +16,7 @@ from flowrl.errors import ConfigError
 from flowrl.measures.objectives import RUN_MEASURES, parse_objective
 from flowrl.storage.records import Natural, Positive
 from flowrl.tuning.pruning import Pruner
-from flowrl.tuning.space import Dimension, Observation, Point, SearchInput, Space, Value
+from flowrl.tuning.space import Dimension, Point, SearchInput, Space, Value
 
 Method = Literal["cooled", "protein", "carbs", "cleanrl", "random", "grid"]
 Unit = Literal["frames", "seconds"]
@@ -57,39 +57,23 @@ class SearchConfig(Configuration):
             raise ConfigError("--confirm 1 confirms nothing; choose 2 seeds or more, or 0 for none")
 
 
-def suggest(  # noqa: PLR0913 — all that a proposal depends on
-    space: Space,
-    history: Sequence[Observation],
-    pending: Sequence[Point],
-    *,
-    number: int,
-    seed: int,
-    method: Method,
-    budget_left: float,
-) -> Point:
-    """Return the point of a trial, which depends on these arguments alone.
+def suggest(method: Method, given: SearchInput) -> Point:
+    """Return the point of a trial, one that a run with `space.base` admits.
 
-    The order of `history` and of `pending`, the points of trials that have not ended, does not
-    matter. `number` counts from 0. `budget_left` is the share of the sweep's budget that is not
-    spent. The point is one that a run with `space.base` admits.
+    It depends on these arguments alone, not on the order of history and pending points.
 
     Raises:
       ConfigError: no point is admissible, or the grid has no more.
     """
-    given = SearchInput(
-        space=space,
-        history=tuple(sorted(history, key=lambda each: each.number)),
-        pending=tuple(sorted(pending, key=lambda each: tuple(space.to_unit(each)))),
-        number=number,
-        seed=seed,
-        budget_left=budget_left,
-    )
-    proposals = _METHODS[method](given)
+    space = given.space
+    history = sorted(given.history, key=lambda each: each.number)
+    pending = sorted(given.pending, key=lambda each: tuple(space.to_unit(each)))
+    proposals = _METHODS[method](replace(given, history=history, pending=pending))
     for point in map(space.admitted, itertools.islice(proposals, _MOST_DRAWN)):
         if point is not None:
             return point
     raise ConfigError(
-        f"method {method} finds no point for trial {number} that a run admits; "
+        f"method {method} finds no point for trial {given.number} that a run admits; "
         "end the sweep, or change its dimensions or what they must divide"
     )
 

@@ -15,8 +15,8 @@ import pytest
 from flowrl.config import PPOConfig
 from flowrl.errors import ConfigError
 from flowrl.tuning import search
-from flowrl.tuning.search import Observation, grid_points, suggest
-from flowrl.tuning.space import parse_vary
+from flowrl.tuning.search import grid_points, suggest
+from flowrl.tuning.space import Observation, SearchInput, parse_vary
 
 SPACE = parse_vary(
     [
@@ -46,15 +46,15 @@ def trials(count, space=SPACE, seed=0):
 
 
 def ask(method, history, pending=(), *, number=30, seed=1, space=ADMITTED, budget_left=0.5):
-    return suggest(
-        space,
-        history,
-        pending,
+    given = SearchInput(
+        space=space,
+        history=history,
+        pending=pending,
         number=number,
         seed=seed,
-        method=method,
         budget_left=budget_left,
     )
+    return suggest(method, given)
 
 
 @pytest.mark.parametrize("method", METHODS)
