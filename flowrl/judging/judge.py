@@ -116,16 +116,13 @@ class Judge(Protocol):
     @property
     def name(self) -> str:
         """The judge's name, as of `--judge`."""
-        ...
 
     @property
     def version(self) -> str:
         """The model, prompt or data that it judges by."""
-        ...
 
     def score(self, item: Item) -> Judgement:
         """Judge one item."""
-        ...
 
 
 def judgement(judge: Judge, score: float | None, why: str, cost: Cost | None = None) -> Judgement:
@@ -192,11 +189,7 @@ class Recording(NamedTuple):
 
     @staticmethod
     def from_bytes(skill: str, content: bytes) -> Recording:
-        """The recording of a skill that another process, which is not trusted, has written.
-
-        Raises:
-          FileRefusedError: it is not one.
-        """
+        """The recording of a skill by another process; FileRefusedError if it is malformed."""
         try:
             found = load(content)
             lengths, success = found.pop("lengths"), found.pop("success").view("u1")
