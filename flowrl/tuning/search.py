@@ -60,10 +60,8 @@ class SearchConfig(Configuration):
 def suggest(method: Method, given: SearchInput) -> Point:
     """Return the point of a trial, one that a run with `space.base` admits.
 
-    It depends on these arguments alone, not on the order of history and pending points.
-
-    Raises:
-      ConfigError: no point is admissible, or the grid has no more.
+    It depends on these arguments alone, not on the order of history and pending points. Raises
+    ConfigError if no point is admissible, or the grid has no more.
     """
     space = given.space
     history = sorted(given.history, key=lambda each: each.number)
@@ -84,8 +82,7 @@ def read_budget(text: str | None) -> tuple[float | None, Unit]:
     >>> read_budget("30m"), read_budget("20M"), read_budget(None)
     ((1800.0, 'seconds'), (20000000.0, 'frames'), (None, 'frames'))
 
-    Raises:
-      ConfigError: it is neither a time nor a number of frames.
+    Raises ConfigError if it is neither a time nor a number of frames.
     """
     if text is None:
         return None, "frames"

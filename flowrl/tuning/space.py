@@ -205,8 +205,7 @@ def parse_vary(items: Sequence[str]) -> Space:
 def space_from_data(data: Mapping[str, Any], place: str) -> Space:
     """Return the space that plain JSON values describe; `place` says where they stand.
 
-    Raises:
-      ConfigError: names the dimension, what is wrong with it, and the remedy.
+    Raises ConfigError, which names the dimension, its problem, and the remedy.
     """
     if not data:
         raise ConfigError(f"{place}: no field is varied; write {_EXAMPLE}")
