@@ -44,22 +44,28 @@ class SyncCoordinator(Protocol):
 
     async def broadcast(self, message: SyncMessage) -> dict[str, bool]:
         """Send to all but the source; returns for each agent whether it took the message."""
+        ...
 
     async def send(self, message: SyncMessage) -> bool:
         """Send to the message's targets; returns whether all of them took it."""
+        ...
 
     async def gather(self, agent_id: str, timeout: float = 1.0) -> list[SyncMessage]:
         """All messages for an agent, by round and source; waits for the first one."""
+        ...
 
     async def barrier(self, agent_id: str, timeout: float = 1.0) -> bool:
         """Wait until all agents wait here; returns whether they did in time."""
+        ...
 
     async def mean(self, agent_id: str, round: int, tree: Tree, weight: float = 1.0) -> Averaged:
         """Offer a tree for a round, and wait for what it makes of all agents' trees.
 
-        Of a round that is over, the newest one is returned. Raises ConfigError for a tree, weight,
-        round or rule that cannot be used, TrainingError if no agent's tree is finite.
+        Of a round that is over, the newest one is returned. Raises ConfigError for a tree of
+        another form, a bad weight or round, or a rule that cannot be used; TrainingError if no
+        agent's tree is finite.
         """
+        ...
 
 
 Weighted = tuple[np.ndarray, float]  # a row `[d]` and its weight

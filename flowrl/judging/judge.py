@@ -116,13 +116,16 @@ class Judge(Protocol):
     @property
     def name(self) -> str:
         """The judge's name, as of `--judge`."""
+        ...
 
     @property
     def version(self) -> str:
         """The model, prompt or data that it judges by."""
+        ...
 
     def score(self, item: Item) -> Judgement:
         """Judge one item."""
+        ...
 
 
 def judgement(judge: Judge, score: float | None, why: str, cost: Cost | None = None) -> Judgement:

@@ -56,16 +56,20 @@ class World(Protocol):
     @property
     def name(self) -> str:
         """Its name, for messages."""
+        ...
 
     @property
     def sizes(self) -> Sizes:
         """The lengths of the agents' observations and their numbers of actions."""
+        ...
 
     def reset(self, key: Any) -> Any:
         """The state of a new world."""
+        ...
 
     def observe(self, state: Any) -> Any:
         """f32 `[A, O]`, what each agent sees, padded with 0 to the longest observation."""
+        ...
 
     def step(self, state: Any, actions: Any, key: Any) -> tuple[Any, Any, Any]:
         """All agents act at once, `actions` int32 `[A]`; returns state, rewards and done.
@@ -74,6 +78,7 @@ class World(Protocol):
         own: the world begins anew when all agents are done, and an agent that is done earlier
         goes on in a new episode in the state that is returned.
         """
+        ...
 
 
 @runtime_checkable
@@ -82,12 +87,15 @@ class TurnWorld(World, Protocol):
 
     def move_others(self, state: Any, key: Any) -> Any:
         """Move the entities that are no agents; done first in every turn."""
+        ...
 
     def act(self, state: Any, agent: Any, action: Any, key: Any) -> tuple[Any, Any]:
         """One agent acts; returns the state and rewards f32 `[A]`. `agent`, `action`: int32."""
+        ...
 
     def is_done(self, state: Any) -> Any:
         """`done`, as `step` returns it, after all agents have acted."""
+        ...
 
 
 def open_world(name: str, agents: int) -> World:
