@@ -67,7 +67,8 @@ def load_expert(folder: Path, like: PyTree) -> PyTree:
     """
     if not folder.is_dir():
         raise ExpertMissingError(f"{folder} does not exist; train its skill again")
-    expected = {path: _form(leaf) for path, leaf in named_leaves(like).items()}
+    leaves = named_leaves(like)
+    expected = {path: _form(numbers(leaf)) for path, leaf in leaves.items()}
     _refuse_difference(folder, _stored_forms(folder), expected)
     blank = {path: np.zeros(shape, dtype) for path, (shape, dtype) in expected.items()}
     try:
@@ -77,7 +78,8 @@ def load_expert(folder: Path, like: PyTree) -> PyTree:
             )
     except _UNREADABLE as error:
         raise _corrupt(folder, error) from error
-    return jax.tree.unflatten(jax.tree.structure(like), [found[path] for path in expected])
+    restored = [from_numbers(found[path], leaf) for path, leaf in leaves.items()]
+    return jax.tree.unflatten(jax.tree.structure(like), restored)
 
 
 def shapes_of(params: Any) -> dict[str, tuple[int, ...]]:
@@ -200,5 +202,20 @@ def named_leaves(tree: Any) -> dict[str, Any]:
 
 
 def host_leaves(tree: Any) -> dict[str, np.ndarray]:
-    """Return the leaves of a tree by their paths, in the host's memory."""
-    return {path: np.asarray(leaf) for path, leaf in named_leaves(jax.device_get(tree)).items()}
+    """Return the leaves of a tree by their paths, in the host's memory, as numbers."""
+    on_host = jax.device_get(jax.tree.map(numbers, tree))
+    return {path: np.asarray(leaf) for path, leaf in named_leaves(on_host).items()}
+
+
+def numbers(leaf: Any) -> Any:
+    """Return the numbers of a random key, any other leaf as it is."""
+    return jax.random.key_data(leaf) if _is_key(leaf) else leaf
+
+
+def from_numbers(found: Any, like: Any) -> Any:
+    """Return a random key of these numbers if `like` is one, else what was found."""
+    return jax.random.wrap_key_data(found) if _is_key(like) else found
+
+
+def _is_key(leaf: Any) -> bool:
+    return hasattr(leaf, "dtype") and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)

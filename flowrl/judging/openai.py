@@ -71,9 +71,7 @@ class EndpointJudge(ABC):
 
     An answer is kept under the digest of the judge's version and the item; asked again, it costs
     nothing. When the budget is used up, the judge abstains on what it has not judged before.
-
-    Raises:
-      ConfigError: the address is none, or the model or the key is missing.
+    Raises ConfigError if the address is none, or the model or the key is missing.
     """
 
     name: str
@@ -110,8 +108,7 @@ class EndpointJudge(ABC):
     def score(self, item: Item, *, kept: bool = True) -> Judgement:
         """Ask for the score of one item, or find the kept answer, unless it is not wanted.
 
-        Raises:
-          JudgeUnavailableError: the endpoint does not answer, or refuses to.
+        Raises JudgeUnavailableError if the endpoint does not answer, or refuses to.
         """
         question, text = question_of(item), describe(item)
         told = [self.name, self.version, question, text]
