@@ -297,8 +297,7 @@ class SkillRow:
 def read_rows(paths: GraphPaths) -> list[SkillRow]:
     """Return every skill of the graph, in the order in which they were added.
 
-    Raises:
-      FileRefusedError: the folder holds no readable scheduler_state.json, nor sweeps.
+    FileRefusedError means that the folder holds no readable scheduler_state.json, nor sweeps.
     """
     state = StateFile(paths.scheduler_state).load()
     if state is None:
@@ -326,8 +325,7 @@ def last_command(paths: GraphPaths) -> str:
 def find_row(rows: Sequence[SkillRow], wanted: str, graph: Path) -> SkillRow:
     """Return the row of a skill, found by its name, its machine name or its expert number.
 
-    Raises:
-      GraphError: there is no such skill; the message lists all skills.
+    GraphError lists all skills if it is none of them.
     """
     word = wanted.strip().casefold()
     for row in rows:

@@ -68,12 +68,9 @@ def read(
 ) -> Record:
     """Read a record of this dataclass.
 
-    With `sealed=False` the seal may be missing, for files that other programs write. `remedy` is
-    what a user should do if the file is refused.
-
-    Raises:
-      FormatVersionError: its `format` is not 1.
-      FileRefusedError: it cannot be read, its seal is wrong, or a value is not what it should be.
+    With `sealed=False` the seal may be missing, for files that other programs write.
+    FormatVersionError means that its format is not 1. FileRefusedError says what else is wrong, and
+    the `remedy`.
     """
     document = read_document(path, sealed=sealed, limit_bytes=limit_bytes, remedy=remedy)
     try:
@@ -140,8 +137,7 @@ def to_json(value: Any) -> Any:
 def from_json(kind: Any, value: Any) -> Any:
     """Return the value of type `kind` that `to_json` made this JSON value of.
 
-    Raises:
-      MalformedError: names the key, what was found there and what should be.
+    MalformedError names the key, what was found there and what should be.
     """
     return _at("", kind, value)
 
