@@ -70,10 +70,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlRequest(Event):
-    """A user's request; without a skill it is for all skills that it applies to.
-
-    A malformed one has a `refusal`, which becomes its response.
-    """
+    """A user's request, for one skill or all; the `refusal` of a malformed one is its response."""
 
     id: str
     verb: Verb | None
@@ -145,7 +142,7 @@ class RunTrains(RunEvent):
 class RunEnded(RunEvent):
     """The end of a run, the frames it had reached, and the last lines of its log.
 
-    It has `saved` so many checkpoints; its next attempt can go on from the newest. With a
+    It has `saved` so many checkpoints; the next attempt can go on from the newest. With a
     `full_disk` the end says nothing about the run.
     """
 

@@ -73,15 +73,14 @@ class Backend(Protocol):
     def reopen(self, request: RunRequest, /) -> Job | None:
         """Return the job of run `request.run_id`, unchanged; None without a folder.
 
-        Raises:
-          FileRefusedError: the run's record is damaged.
+        FileRefusedError means that the run's record is damaged.
         """
         ...
 
     def merge(self, request: RunRequest, /) -> Mapping[str, Any]:
-        """Merge the run, or find that it was merged; return a summary with its `run_id`.
+        """Merge the run, or find that it was merged; return its `run_id` in a summary.
 
-        It may have the `goal`, `budget` and `taken` of `MergeDone`, too.
+        The summary may have the `goal`, `budget` and `taken` of `MergeDone`, too.
         """
         ...
 

@@ -78,10 +78,7 @@ class SkillScheduler:
           clock: the time, for waits.
           devices: how many runs each device takes, by its id; without any, runs use the CPU.
           pass_env: names of variables whose values must not be written into records.
-          schedule: values of `ScheduleConfig`'s flags.
-
-        Raises:
-          ConfigError: a value makes no sense.
+          schedule: values of `ScheduleConfig`'s flags; ConfigError says which makes no sense.
         """
         self.layout = base_dir if isinstance(base_dir, GraphPaths) else GraphPaths(Path(base_dir))
         self.schedule = checked(ScheduleConfig(**schedule))
@@ -119,9 +116,8 @@ class SkillScheduler:
     def state(self) -> SchedulerState:
         """The scheduler's state; the first access locks the folder and loads it.
 
-        Raises:
-          BusyError: another daemon has the folder; the message names it.
-          FileRefusedError: scheduler_state.json is damaged or of another version.
+        BusyError names another daemon that has the folder; FileRefusedError means that
+        scheduler_state.json is damaged or of another version.
         """
         if self._state is None:
             refuse_misplaced(self.layout)
@@ -137,8 +133,7 @@ class SkillScheduler:
     def save(self) -> bool:
         """Write scheduler_state.json if the state has changed; False while the disk is full.
 
-        Raises:
-          FileRefusedError: the file cannot be written, and that will not pass by itself.
+        FileRefusedError means that it cannot be written, and that this will not pass by itself.
         """
         state = self.state
         if state is self._saved:
@@ -176,16 +171,15 @@ class SkillScheduler:
     ) -> None:
         """Set the backend and the callbacks; later calls add to earlier ones.
 
-        Callbacks are called with the skill's name, after the state is saved. They may add skills.
+        Callbacks are called with the skill's name, after the state is saved, and may add skills.
         They are not called again after a crash: look at `state`. One that raises an error that
         malformed data can raise (`errors.SKILL_ERRORS`) is logged with its traceback and the others
         go on; it is called again if a full disk or the like was the reason. Any other exception is
         a bug and ends the daemon.
 
         `on_add` is called with the name of a skill that a user asks to add to the graph,
-        `on_retrain` with that of one to train under its new text. An error of flowrl's is the
-        request's refusal. Both may be called twice for the same skill. `on_tick` is called at the
-        beginning of each tick.
+        `on_retrain` with that of one to train under its new text, both perhaps twice. An error of
+        flowrl's is the request's refusal. `on_tick` is called at the beginning of each tick.
         """
         of_text = {Verb.ADD: on_add, Verb.RETRAIN: on_retrain}
         self._on_text |= {verb: call for verb, call in of_text.items() if call}
@@ -231,8 +225,7 @@ class SkillScheduler:
     def add_skills(self, skills: Collection[NewSkill]) -> None:
         """Add skills, all of them or none; they may need one another in any order.
 
-        Raises:
-          GraphError, NameRefusedError: as `add_skill`, or they need one another in a circle.
+        Raises as `add_skill` does, and GraphError if they need one another in a circle.
         """
         self._apply(events.SkillsAdded(tuple(skills)))
 
@@ -424,11 +417,7 @@ class SkillScheduler:
 
 
 def _skill_of(name: str, data: Skill | Mapping[str, Any]) -> Skill:
-    """The skill that `data` describes.
-
-    Raises:
-      SkillError: the data is malformed, or of another skill.
-    """
+    """The skill that `data` describes; SkillError if that is malformed, or another skill."""
     skill = data if isinstance(data, Skill) else skill_from_data(name, data)
     if skill.name != name:
         raise SkillError(f"skill {name!r}: the data is that of {skill.name!r}; add it by its name")

@@ -59,11 +59,8 @@ class GraphRecord:
 def check_graph_record(layout: GraphPaths, config: PPOConfig) -> None:
     """Make sure that the graph's experts can be trained with this configuration.
 
-    Without graph.json, the record of a run says what the graph is.
-
-    Raises:
-      ConfigError: the graph is for another game or has networks of other sizes.
-      FileRefusedError: graph.json is damaged.
+    Without graph.json, the record of a run says what the graph is. ConfigError means that the graph
+    is for another game or has networks of other sizes, FileRefusedError that graph.json is damaged.
     """
     recorded = layout.graph_json.exists()
     found = read_graph_record(layout) if recorded else _of_runs(layout)
@@ -77,11 +74,7 @@ def check_graph_record(layout: GraphPaths, config: PPOConfig) -> None:
 
 
 def read_graph_record(layout: GraphPaths) -> GraphRecord:
-    """Read graph.json.
-
-    Raises:
-      FileRefusedError: it is missing or damaged; says what to do.
-    """
+    """Read graph.json; FileRefusedError says what to do if it is missing or damaged."""
     try:
         return records.read(layout.graph_json, GraphRecord)
     except FormatVersionError:
@@ -153,10 +146,8 @@ def for_skill(
     """Return how a skill is trained, given the settings of its file and of `--skill_config`.
 
     The command line and the environment come before `--skill_config`, `--config` before what a
-    sweep has found, and that before the file.
-
-    Raises:
-      ConfigError: the values together make no sense.
+    sweep has found, and that before the file. ConfigError means that the values together make no
+    sense.
     """
     known = flags(config.ppo)
     given = {name: origin for name, origin in config.origins.items() if name in known}
@@ -177,8 +168,7 @@ def for_skill(
 def skill_configs(config: BottomUpConfig, skills: Mapping[str, Skill]) -> Mapping[str, SkillConfig]:
     """Return each skill's settings, from the flags, `--skill_config`, a sweep and its own file.
 
-    Raises:
-      ConfigError: a setting cannot be used; names the skill and the place.
+    ConfigError names the skill and the place of a setting that cannot be used.
     """
     path, tables = config.graph.skill_config, {}
     if path is not None:
@@ -199,8 +189,7 @@ def skill_configs(config: BottomUpConfig, skills: Mapping[str, Skill]) -> Mappin
 def read_tuned(graph: GraphPaths, skill: str) -> dict[str, Any]:
     """Return the settings that a sweep has found for a skill; {} without any.
 
-    Raises:
-      ConfigError: the file cannot be read, or is of another skill.
+    ConfigError means that the file cannot be read, or is of another skill.
     """
     path = graph.tuned_file(skill)
     if not path.exists():
@@ -212,10 +201,7 @@ def read_tuned(graph: GraphPaths, skill: str) -> dict[str, Any]:
 
 
 class SkillSources:
-    """One file per skill below `skill_files/`.
-
-    While a skill has neither a merged expert nor a live run its file may still be replaced.
-    """
+    """The files below `skill_files/`, replaceable until a skill has an expert or a live run."""
 
     def __init__(self, paths: GraphPaths) -> None:
         self._paths = paths
@@ -238,8 +224,7 @@ class SkillSources:
     def recorded(self) -> dict[str, Skill]:
         """Return every kept skill by name, without those that this version refuses.
 
-        Raises:
-          FileRefusedError: a file is damaged; says which.
+        FileRefusedError says which file is damaged.
         """
         skills: dict[str, Skill] = {}
         for path in sorted(self._paths.skill_files.glob("*.json")):
@@ -323,11 +308,9 @@ def open_graph(library: Library, sources: SkillSources) -> SkillGraph:
 
 
 def read_skill_file(path: Path) -> Skill:
-    """Return the skill in a kept file.
+    """Return the skill in a kept file; FileRefusedError means that it is damaged.
 
-    Raises:
-      FileRefusedError: it is damaged.
-      KeptSkillError: an earlier version admitted its code, this one does not.
+    KeptSkillError means that an earlier version admitted its code and this one does not.
     """
     data = records.read_document(path)
     try:

@@ -160,12 +160,7 @@ class StateBuilder:
                     stack.append(item.skill)
 
     def add(self, skills: Sequence[NewSkill]) -> None:
-        """Add skills, all of them or none.
-
-        Raises:
-          NameRefusedError: a name cannot be used, or two share a slug.
-          GraphError: a skill is there already, needs an unknown one, or needs itself.
-        """
+        """Add skills, all of them or none; raises as `check_new_skills` does."""
         order = check_new_skills(skills, self.entries)
         for item in skills:
             self.entries[item.skill] = Entry(
@@ -320,9 +315,8 @@ class StateFile:
     def load(self) -> SchedulerState | None:
         """Return the saved state, or None when there is no file.
 
-        Raises:
-          FormatVersionError: another version of flowrl wrote it.
-          FileRefusedError: the file cannot be read or trusted; it is left as it is.
+        FormatVersionError means that another version of flowrl wrote it, FileRefusedError that it
+        cannot be read or trusted; it is left as it is.
         """
         if not self.path.exists() and not self.path.is_symlink():
             return None
@@ -354,8 +348,7 @@ class StateFile:
 def decode(content: bytes, path: str) -> SchedulerState:
     """Return the state in the content of scheduler_state.json, which was found at `path`.
 
-    Raises:
-      FormatVersionError, FileRefusedError: as `StateFile.load`.
+    Raises as `StateFile.load` does.
     """
     document = _document(content, path)
     try:

@@ -50,8 +50,7 @@ _LEAST_LIMIT_SECONDS, _SLOWEST_STEPS_PER_SECOND = 86_400.0, 100.0
 def merge_rule(graph: GraphConfig) -> MergeRule:
     """Return the merge rule that the flags ask for.
 
-    Raises:
-      ConfigError: the objective is malformed, or single episodes cannot be scored by it.
+    ConfigError means that the objective is malformed, or that it cannot score single episodes.
     """
     if objective := graph.merge_objective:
         parse_objective(objective, measured=EPISODE_MEASURES)

@@ -70,12 +70,11 @@ def step(
 ) -> tuple[SchedulerState, tuple[Command, ...]]:
     """Return the state after the received events, and the commands that follow from it.
 
-    Skills whose needs are completed start in order of priority, then of insertion, as long as
-    slots are free: `devices` gives the number of runs that each device takes, and without devices
-    only `max_parallel_skills` limits them. With `launching=False` no skill starts.
+    Skills whose needs are completed start in order of priority, then of insertion, as long as slots
+    are free: `devices` gives the number of runs that each device takes, and without devices only
+    `max_parallel_skills` limits them. With `launching=False` no skill starts.
 
-    Raises:
-      GraphError, NameRefusedError: a skill cannot be added; `state` still holds.
+    GraphError or NameRefusedError means that a skill cannot be added; `state` still holds.
     """
     context = StepContext(now=now, schedule=schedule, devices=devices)
     transition = Transition(state, context)
