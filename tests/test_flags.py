@@ -26,7 +26,6 @@ from flowrl.parallel.feeder import Feeder
 from flowrl.parallel.scaling import Scaling
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.skill_sources import (
-    Library,
     SkillSources,
     open_graph,
     skill_configs,
@@ -65,7 +64,7 @@ class Bench:
         return config.parse(BottomUpConfig, [f"--graph_path={self.layout.root}", *words])
 
     def graph(self, parsed: BottomUpConfig) -> SkillGraph:
-        return open_graph(Library.of(parsed), SkillSources(self.layout))
+        return open_graph(parsed, SkillSources(self.layout))
 
     def backend(self, *words: str) -> TrainingBackend:
         parsed = self.parsed(*words)

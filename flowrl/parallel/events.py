@@ -116,10 +116,16 @@ class SkillsAdded(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class RunEvent(Event):
-    """An event of one run of a skill; ignored once the skill has another run."""
+class SkillEvent(Event):
+    """An event of one skill."""
 
     skill: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunEvent(SkillEvent):
+    """An event of one run of a skill; ignored once the skill has another run."""
+
     run_id: str
 
 
@@ -177,10 +183,9 @@ class MergeRefused(RunEvent):
 
 
 @dataclass(frozen=True, slots=True)
-class NotDone(Event):
+class NotDone(SkillEvent):
     """A command could not be carried out."""
 
-    skill: str
     why: str
 
 
@@ -196,18 +201,14 @@ class Deferred(NotDone):
     """The disk is full or a lock is held: try again later, as often as it takes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Retry(Event):
+class Retry(SkillEvent):
     """Train a failed or held skill again, or start a waiting one at once."""
 
-    skill: str
-
 
 @dataclass(frozen=True, slots=True)
-class TrainMore(Event):
+class TrainMore(SkillEvent):
     """Train a completed skill on or anew, towards a goal and with a budget of frames."""
 
-    skill: str
     goal: float = 0.0
     budget: int = 0
     frames: int = 0  # of this run; 0 for --total_timesteps
@@ -215,26 +216,21 @@ class TrainMore(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Hold(Event):
+class Hold(SkillEvent):
     """Pause a skill."""
 
-    skill: str
     why: str = PAUSED
 
 
 @dataclass(frozen=True, slots=True)
-class Prioritized(Event):
+class Prioritized(SkillEvent):
     """Skills of higher priority start sooner."""
 
-    skill: str
     priority: int
 
 
-@dataclass(frozen=True, slots=True)
-class Prune(Event):
+class Prune(SkillEvent):
     """End a running skill's run with what it has."""
-
-    skill: str
 
 
 class Stopped(Event):

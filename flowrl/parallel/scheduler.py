@@ -39,6 +39,7 @@ from flowrl.parallel.events import (
     ControlRequest,
     Event,
     NewSkill,
+    SkillEvent,
     StatusChange,
     StopMode,
     Verb,
@@ -231,31 +232,26 @@ class SkillScheduler:
 
     def retry(self, skill_name: str) -> None:
         """Let a failed or held skill train again, or a waiting one start at once."""
-        self._check_known(skill_name)
-        self._apply(events.Retry(skill_name))
+        self._apply_to(events.Retry(skill_name))
 
     def train_more(self, skill_name: str, *, goal: float = 0.0, budget: int = 0) -> None:
         """Let a completed skill train on from its own expert; its dependants wait for that.
 
         The skill's `goal` and `budget` are at least these afterwards, even if it was in vain.
         """
-        self._check_known(skill_name)
-        self._apply(events.TrainMore(skill_name, goal, budget))
+        self._apply_to(events.TrainMore(skill_name, goal, budget))
 
     def hold(self, skill_name: str, why: str = PAUSED) -> None:
         """Pause a skill until it is retried; a running one saves what it has and ends."""
-        self._check_known(skill_name)
-        self._apply(events.Hold(skill_name, why))
+        self._apply_to(events.Hold(skill_name, why))
 
     def set_priority(self, skill_name: str, priority: int) -> None:
         """Let skills of higher priority start sooner."""
-        self._check_known(skill_name)
-        self._apply(events.Prioritized(skill_name, priority))
+        self._apply_to(events.Prioritized(skill_name, priority))
 
     def prune(self, skill_name: str) -> None:
         """Let a running skill's run end with what it has; others stay as they are."""
-        self._check_known(skill_name)
-        self._apply(events.Prune(skill_name))
+        self._apply_to(events.Prune(skill_name))
 
     def tick(self, now: datetime | None = None) -> None:
         """Apply requests and ended runs, then carry out commands until none is left."""
@@ -411,9 +407,10 @@ class SkillScheduler:
             raise ConfigError("there is no backend; call set_callbacks(backend=…) first")
         return self._executor
 
-    def _check_known(self, skill: str) -> None:
-        if skill not in self.state.entries:
-            raise GraphError(f"there is no skill {skill!r}; add it first")
+    def _apply_to(self, event: SkillEvent) -> None:
+        if event.skill not in self.state.entries:
+            raise GraphError(f"there is no skill {event.skill!r}; add it first")
+        self._apply(event)
 
 
 def _skill_of(name: str, data: Skill | Mapping[str, Any]) -> Skill:

@@ -25,7 +25,6 @@ from flowrl.parallel.recovery import known_skills
 from flowrl.parallel.scaling import NOTICE, Scaling
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.skill_sources import (
-    Library,
     SkillConfig,
     SkillSources,
     check_graph_record,
@@ -135,8 +134,8 @@ def _open(layout: GraphPaths, config: BottomUpConfig) -> OpenedGraph:
     merge_rule(config.graph)  # refused now, or never
     each, wanted = config.schedule.devices_per_run, config.ppo.num_devices
     devices = device_slots(config.launch, each=each, wanted=wanted)
-    library, sources = Library.of(config), SkillSources(layout)
-    graph = open_graph(library, sources)
+    sources = SkillSources(layout)
+    graph = open_graph(config, sources)
     skills = skill_configs(config, graph.skills)
     if config.graph.init_from is not None:
         expert_of(ExpertStore(layout), config.graph.init_from)  # refused now, too

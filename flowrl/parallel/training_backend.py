@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -176,9 +176,6 @@ class TrainingBackend:
             comparisons.clear(self._layout.comparisons / request.run_id)
         return fail_run(self._layout, request.expert, request.skill)
 
-    def _live(self) -> Iterable[RunPaths]:
-        return live_runs(self._layout)
-
     def _found(self, request: RunRequest) -> PreparedRun:
         """The folder in which the skill is trained now, whichever run it is of."""
         paths = self._layout.run(request.expert, request.skill)
@@ -248,7 +245,7 @@ class TrainingBackend:
         width = self._config.launch.cpus_per_run
         if not width:
             return ()
-        live = {paths.folder: paths for paths in self._live()}
+        live = {paths.folder: paths for paths in live_runs(self._layout)}
         others = {path: _cpus_in_use(live[path]) for path in live.keys() - {folder}}
         self._pinned = {path: cpus for path, cpus in self._pinned.items() if path in live}
         self._pinned = others | self._pinned
@@ -293,12 +290,8 @@ class TrainingBackend:
 
 def _limits(launch: LaunchConfig) -> dict[str, int]:
     """The limits of a run that were given, by flag."""
-    limits = {
-        "run_memory": launch.run_memory,
-        "run_disk": launch.run_disk,
-        "run_processes": launch.run_processes,
-    }
-    return {name: limit for name, limit in limits.items() if limit}
+    names = ("run_memory", "run_disk", "run_processes")
+    return {name: limit for name in names if (limit := getattr(launch, name))}
 
 
 def _cpus_in_use(paths: RunPaths) -> tuple[int, ...]:
