@@ -56,10 +56,7 @@ class PlannedStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineageEntry:
-    """The frames of learning that one run added to an expert.
-
-    A run of the expert's own skill adds the success rate that it reached.
-    """
+    """The frames that a run added to an expert, and the success of a run of its own skill."""
 
     run_id: Word
     frames: Natural
@@ -244,10 +241,7 @@ class Remapping:
 
     @classmethod
     def of(cls, dependencies: Collection[int], new: int) -> Remapping:
-        """The networks of a run that trains expert `new` on top of `dependencies`.
-
-        ExpertIndexError means that an index is negative, or occurs twice.
-        """
+        """The networks of a run of `new` on `dependencies`; ExpertIndexError for one given twice."""
         return cls(tuple(sorted([*dependencies, new])))
 
     @property

@@ -40,10 +40,7 @@ def main() -> int:
 
 
 def report(folder: Path, expected: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
-    """The digest of the arrays in `folder`, and how they differ from what is expected.
-
-    Without the expected leaves of float32 in their shapes, no array is loaded.
-    """
+    """Return the digest of the arrays in `folder`, or how they differ from what is expected."""
     content = ""
     try:
         context = tensorstore.Context(_CACHED)

@@ -141,10 +141,7 @@ def decide(
     candidate: Candidate,
     evidence: Evidence | None = None,
 ) -> MergeDecision | Question:
-    """Decide about a candidate; the rule is asked only if the case is not clear without it.
-
-    ResultRefusedError means that its arrays have another form than the current ones.
-    """
+    """Decide about a candidate, by the rule if need be; ResultRefusedError if its shapes differ."""
     if current is None:
         return UseCandidate(why="new expert")
     _refuse_other_shapes(current, candidate)

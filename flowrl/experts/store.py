@@ -70,10 +70,7 @@ class ExpertStore:
         return self.layout.expert_version(version.index, version.skill, version.version)
 
     def archive_of(self, skill: str) -> RunPaths:
-        """The archive of the run that trained a skill: its name, machine name or expert number.
-
-        ExpertMissingError names the merged skills if it is none of them.
-        """
+        """Return a merged skill's archive, by its name, machine name or expert number."""
         merged = self.manifest().experts
         for index, version in merged.items():
             names = (version.skill, slug(version.skill), str(index))

@@ -71,17 +71,13 @@ class Backend(Protocol):
         ...
 
     def reopen(self, request: RunRequest, /) -> Job | None:
-        """Return the job of run `request.run_id`, unchanged; None without a folder.
-
-        FileRefusedError means that the run's record is damaged.
+        """Return the job of a run as it is; None without a folder, FileRefusedError if it is
+        damaged.
         """
         ...
 
     def merge(self, request: RunRequest, /) -> Mapping[str, Any]:
-        """Merge the run, or find that it was merged; return its `run_id` in a summary.
-
-        The summary may have the `goal`, `budget` and `taken` of `MergeDone`, too.
-        """
+        """Merge the run once; return its `run_id`, and perhaps the facts of `MergeDone`."""
         ...
 
     def archive(self, request: RunRequest, /) -> object:
@@ -268,10 +264,7 @@ class CommandExecutor:
     def _end_of(
         self, request: RunRequest, job: Job, handle: Handle
     ) -> RunResult | Exited | Lost | None:
-        """The run's result, or how else it ended; None while it lives.
-
-        A valid result counts however the process ended: the trainer writes it last.
-        """
+        """Return how the run ended, None while it lives; a valid result counts in any case."""
         outcome = self.launcher.poll(handle, job.folder)
         if outcome is None:
             return None

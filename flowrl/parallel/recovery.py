@@ -100,10 +100,7 @@ def known_skills(
 
 
 def add_known(layout: GraphPaths, graph: SkillGraph) -> None:
-    """Add the skills that the folder knows to scheduler_state.json, while no scheduler runs.
-
-    Raises as `known_skills` does.
-    """
+    """Add the skills of `known_skills` to scheduler_state.json, while no scheduler runs."""
     file = StateFile(layout.scheduler_state)
     state = file.load() or SchedulerState()
     added, now = [SkillsAdded(known_skills(layout, graph, state))], datetime.now(UTC)
@@ -294,10 +291,7 @@ def recorded_config(layout: GraphPaths) -> BottomUpConfig:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One fault, and how it can be repaired.
-
-    An *error* is damage to something that counts, a *warning* something that nothing depends on.
-    """
+    """A fault and its repair; nothing depends on the subject of a *warning*."""
 
     severity: Literal["error", "warning"]
     thing: str
@@ -324,10 +318,7 @@ def inspect(layout: GraphPaths) -> tuple[Finding, ...]:
 
 
 def repair(layout: GraphPaths) -> Iterator[str]:
-    """Repair what can be, and say in one sentence each what was done or could not be.
-
-    The caller holds the graph's folder. The sentence is "" where nothing was to be done.
-    """
+    """Repair what can be in a held folder; yield what was done or could not be, "" for nothing."""
     try:
         yield restore_manifest(layout)
     except FileRefusedError as error:

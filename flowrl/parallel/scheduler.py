@@ -132,9 +132,8 @@ class SkillScheduler:
         return self._state
 
     def save(self) -> bool:
-        """Write scheduler_state.json if the state has changed; False while the disk is full.
-
-        FileRefusedError means that it cannot be written, and that this will not pass by itself.
+        """Write a changed state; False while the disk is full, FileRefusedError for a lasting
+        error.
         """
         state = self.state
         if state is self._saved:
@@ -224,10 +223,7 @@ class SkillScheduler:
             self.skills[name] = skill
 
     def add_skills(self, skills: Collection[NewSkill]) -> None:
-        """Add skills, all of them or none; they may need one another in any order.
-
-        Raises as `add_skill` does, and GraphError if they need one another in a circle.
-        """
+        """Add skills, in any order, all of them or none; raises as `add_skill`, also for a circle."""
         self._apply(events.SkillsAdded(tuple(skills)))
 
     def retry(self, skill_name: str) -> None:

@@ -166,10 +166,7 @@ def for_skill(
 
 
 def skill_configs(config: BottomUpConfig, skills: Mapping[str, Skill]) -> Mapping[str, SkillConfig]:
-    """Return each skill's settings, from the flags, `--skill_config`, a sweep and its own file.
-
-    ConfigError names the skill and the place of a setting that cannot be used.
-    """
+    """Return each skill's settings from all sources; ConfigError names the skill and the place."""
     path, tables = config.graph.skill_config, {}
     if path is not None:
         tables = arguments.toml(path, flag="skill_config")
@@ -187,10 +184,7 @@ def skill_configs(config: BottomUpConfig, skills: Mapping[str, Skill]) -> Mappin
 
 
 def read_tuned(graph: GraphPaths, skill: str) -> dict[str, Any]:
-    """Return the settings that a sweep has found for a skill; {} without any.
-
-    ConfigError means that the file cannot be read, or is of another skill.
-    """
+    """Return the settings that a sweep has found for a skill, {} without any; or ConfigError."""
     path = graph.tuned_file(skill)
     if not path.exists():
         return {}
@@ -222,10 +216,7 @@ class SkillSources:
         self.refused.discard(path)
 
     def recorded(self) -> dict[str, Skill]:
-        """Return every kept skill by name, without those that this version refuses.
-
-        FileRefusedError says which file is damaged.
-        """
+        """Return every kept skill that this version admits; FileRefusedError if one is damaged."""
         skills: dict[str, Skill] = {}
         for path in sorted(self._paths.skill_files.glob("*.json")):
             try:

@@ -90,10 +90,7 @@ def open_scheduler(
 
 
 def open_launcher(config: LaunchConfig) -> Launcher:
-    """The launcher of `--launcher`: sessions in tmux, or plain processes.
-
-    ConfigError means that tmux is missing.
-    """
+    """The launcher of `--launcher`: plain processes, or tmux; ConfigError if tmux is missing."""
     if config.launcher == "local":
         return LocalLauncher()
     launcher = TmuxLauncher(config.tmux_socket)

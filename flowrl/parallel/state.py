@@ -190,10 +190,7 @@ class StateBuilder:
         return True
 
     def _with_blockers(self, entry: Entry) -> Entry:
-        """The entry, blocked if a need keeps it from starting, and waiting again if none does.
-
-        A run that has begun goes on.
-        """
+        """Return the entry, blocked or waiting as its needs say; a run that has begun goes on."""
         status = entry.status
         if not isinstance(status, Waiting | Blocked) or status.run_id is not None:
             return entry
@@ -293,10 +290,7 @@ def _check_names(new: Mapping[str, NewSkill], known: Mapping[str, Entry]) -> Non
 
 
 def _rank(entry: Entry) -> tuple[float, int, int]:
-    """Return an entry's place in the queue: by priority, then by insertion.
-
-    One that has given its slot to others stands behind all that have not, the first one first.
-    """
+    """Return an entry's place in the queue: by priority, then by order, after yielding last."""
     status = entry.status
     queued_at = status.queued_at if isinstance(status, Waiting) else None
     return (queued_at.timestamp() if queued_at else 0.0, -entry.priority, entry.order)
@@ -346,10 +340,7 @@ class StateFile:
 
 
 def decode(content: bytes, path: str) -> SchedulerState:
-    """Return the state in the content of scheduler_state.json, which was found at `path`.
-
-    Raises as `StateFile.load` does.
-    """
+    """Return the state in the content of the file at `path`; raises as `StateFile.load`."""
     document = _document(content, path)
     try:
         lines = records.from_json(tuple[Mapping[str, Any], ...], document["skills"])

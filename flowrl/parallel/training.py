@@ -226,10 +226,7 @@ def _use(
 
 
 def _kept_skills(config: BottomUpConfig, name: str, *, without: Collection[str]) -> list[Skill]:
-    """The approved skills that are kept, but for some: `name`, and what it may need.
-
-    Raises as `_add_kept` does.
-    """
+    """The approved kept skills but for some: `name` and its needs; raises as `_add_kept` does."""
     layout, game = GraphPaths(config.graph.graph_path), config.ppo.env_name
     kept, store = SkillSources(layout).recorded(), ApprovalStore(layout.approvals)
     if name not in kept:

@@ -48,10 +48,7 @@ _LEAST_LIMIT_SECONDS, _SLOWEST_STEPS_PER_SECOND = 86_400.0, 100.0
 
 
 def merge_rule(graph: GraphConfig) -> MergeRule:
-    """Return the merge rule that the flags ask for.
-
-    ConfigError means that the objective is malformed, or that it cannot score single episodes.
-    """
+    """Return the merge rule of the flags; ConfigError if no episode can be scored by it."""
     if objective := graph.merge_objective:
         parse_objective(objective, measured=EPISODE_MEASURES)
         return partial(eval_gate, objective=objective)
@@ -96,10 +93,7 @@ class TrainingBackend:
         self._side_by_side = side_by_side
 
     def prepare(self, request: RunRequest) -> Job:
-        """Make a new run folder from the experts that count now.
-
-        config.json says with which flags the newest run was made.
-        """
+        """Make a run folder from the experts that count now, and write config.json, its flags."""
         asked = {"total_timesteps": _MORE} if request.more_frames else {}
         prepared = prepare_training_run(
             layout=self._layout,

@@ -306,10 +306,7 @@ def _copy_seeds(
 
 
 def generate_module_with_remapping(run: TrainingRun, skills: Mapping[str, Skill]) -> str:
-    """The module of a run, with GLOBAL_TO_LOCAL, LOCAL_TO_GLOBAL and its plan injected.
-
-    SkillError means that a skill's function is not one function.
-    """
+    """The module of a run, with its remapping and plan; SkillError if a function is malformed."""
     steps = [_step(number, step, skills[step.skill]) for number, step in enumerate(run.plan)]
     return "\n\n\n".join([_head(run), *steps]) + "\n"
 
@@ -391,10 +388,7 @@ def live_runs(layout: GraphPaths) -> Iterator[RunPaths]:
 
 
 def readable_runs(layout: GraphPaths) -> Iterator[tuple[RunPaths, TrainingRun]]:
-    """The live runs with their records, but for those whose record is damaged.
-
-    FormatVersionError means that another version of flowrl wrote a record.
-    """
+    """The live runs with their records, but for damaged ones; or FormatVersionError."""
     for paths in live_runs(layout):
         try:
             yield paths, read_run(paths)
@@ -405,10 +399,7 @@ def readable_runs(layout: GraphPaths) -> Iterator[tuple[RunPaths, TrainingRun]]:
 
 
 def pinned_versions(layout: GraphPaths) -> frozenset[tuple[int, str]] | None:
-    """The (index, version) of every expert that a live run started from; these are not garbage.
-
-    None means that a run's record is damaged, so that no version can be told to be garbage.
-    """
+    """The (index, version) that live runs started from; None, for all, if a record is damaged."""
     pinned: set[tuple[int, str]] = set()
     for paths in live_runs(layout):
         try:
@@ -440,10 +431,7 @@ def read_own_run(paths: RunPaths, skill: str) -> TrainingRun:
 
 
 def clear_for_launch(paths: RunPaths) -> None:
-    """Remove what the last launch of a run recorded; its checkpoints and log stay.
-
-    BusyError means that a process of this run still lives.
-    """
+    """Remove the records of a run's last launch, no checkpoints; BusyError if the run lives."""
     _refuse_live_process(paths)
     records = (paths.start_json, paths.exit_json, paths.result_json, paths.progress)
     for record in (*records, paths.prune_json):

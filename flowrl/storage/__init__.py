@@ -93,10 +93,7 @@ def read_bytes(path: Path, *, limit_bytes: int = READ_LIMIT_BYTES) -> bytes:
 
 
 def read_json(path: Path, *, limit_bytes: int = READ_LIMIT_BYTES) -> dict[str, Any]:
-    """Read the JSON object in a file; NaN and Infinity are not JSON.
-
-    Raises as `read_bytes` does, and FileRefusedError if the content is not one JSON object.
-    """
+    """Read one JSON object without NaN; raises FileRefusedError, or as `read_bytes` does."""
     content = read_bytes(path, limit_bytes=limit_bytes)
     try:
         document = json.loads(content, parse_constant=_refuse_constant)
@@ -169,10 +166,7 @@ def append_line(path: Path, line: str) -> None:
 
 
 def make_dir(path: Path, *, durable: bool = True) -> Path:
-    """Make `path` and its missing parents, readable by their owner alone.
-
-    With `durable=False` the caller flushes their names.
-    """
+    """Make `path` and its missing parents, for their owner alone; flushed if `durable`."""
     if path.is_dir():
         return path
     make_dir(path.parent, durable=durable)

@@ -65,10 +65,7 @@ def _holder(path: Path) -> str:
 
 
 def is_held(path: Path) -> bool:
-    """Return whether a process holds this lock; a shared lock is taken for an instant to find out.
-
-    OSError means that it cannot be looked at now, or is a link.
-    """
+    """Return whether a process holds this lock, by sharing it for an instant; or OSError."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:

@@ -100,10 +100,7 @@ def read_document(
 
 
 def sealed(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a JSON object with its seal as the last key: the sha256 of its other content.
-
-    The seal does not depend on spaces or on the order of keys.
-    """
+    """Return a JSON object with its seal, the sha256 of the rest, as the last key."""
     content = {key: value for key, value in document.items() if key != SEAL}
     return {**content, SEAL: _seal_of(content)}
 
@@ -135,10 +132,7 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(kind: Any, value: Any) -> Any:
-    """Return the value of type `kind` that `to_json` made this JSON value of.
-
-    MalformedError names the key, what was found there and what should be.
-    """
+    """Return the value of type `kind` that `to_json` made this of; MalformedError names the key."""
     return _at("", kind, value)
 
 
