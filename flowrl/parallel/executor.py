@@ -71,13 +71,11 @@ class Backend(Protocol):
         ...
 
     def reopen(self, request: RunRequest, /) -> Job | None:
-        """Return the job of a run as it is; None without a folder, FileRefusedError if it is
-        damaged.
-        """
+        """Return a run's job as it is; None without a folder, FileRefusedError if damaged."""
         ...
 
     def merge(self, request: RunRequest, /) -> Mapping[str, Any]:
-        """Merge the run once; return its `run_id`, and perhaps the facts of `MergeDone`."""
+        """Merge the run once; return its `run_id`, and perhaps facts of `MergeDone`."""
         ...
 
     def archive(self, request: RunRequest, /) -> object:
@@ -264,7 +262,7 @@ class CommandExecutor:
     def _end_of(
         self, request: RunRequest, job: Job, handle: Handle
     ) -> RunResult | Exited | Lost | None:
-        """Return how the run ended, None while it lives; a valid result counts in any case."""
+        """Return how the run ended, None while it lives; a valid result counts anyhow."""
         outcome = self.launcher.poll(handle, job.folder)
         if outcome is None:
             return None

@@ -132,9 +132,7 @@ class SkillScheduler:
         return self._state
 
     def save(self) -> bool:
-        """Write a changed state; False while the disk is full, FileRefusedError for a lasting
-        error.
-        """
+        """Write a changed state; False on a full disk, FileRefusedError for a lasting error."""
         state = self.state
         if state is self._saved:
             return True
@@ -223,7 +221,7 @@ class SkillScheduler:
             self.skills[name] = skill
 
     def add_skills(self, skills: Collection[NewSkill]) -> None:
-        """Add skills, in any order, all of them or none; raises as `add_skill`, also for a circle."""
+        """Add all of the skills or none, in any order; raises as `add_skill` does."""
         self._apply(events.SkillsAdded(tuple(skills)))
 
     def retry(self, skill_name: str) -> None:

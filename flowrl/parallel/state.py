@@ -290,7 +290,7 @@ def _check_names(new: Mapping[str, NewSkill], known: Mapping[str, Entry]) -> Non
 
 
 def _rank(entry: Entry) -> tuple[float, int, int]:
-    """Return an entry's place in the queue: by priority, then by order, after yielding last."""
+    """Return an entry's place in the queue; one that gave its slot to others stands last."""
     status = entry.status
     queued_at = status.queued_at if isinstance(status, Waiting) else None
     return (queued_at.timestamp() if queued_at else 0.0, -entry.priority, entry.order)
