@@ -241,7 +241,7 @@ class Remapping:
 
     @classmethod
     def of(cls, dependencies: Collection[int], new: int) -> Remapping:
-        """The networks of a run of `new` on `dependencies`; ExpertIndexError if one is twice there."""
+        """Return the networks of a run of `new` on `dependencies`; ExpertIndexError if not distinct."""
         return cls(tuple(sorted([*dependencies, new])))
 
     @property

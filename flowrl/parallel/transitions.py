@@ -440,9 +440,7 @@ class Slots:
                 self._occupy(entry.status.devices, alone=entry.status.alone)
 
     def take(self, *, alone: bool) -> tuple[str, ...] | None:
-        """Occupy the devices with most slots free, () if there are none; None if the run does not
-        fit.
-        """
+        """Occupy and return the devices with most slots free; None if the run does not fit."""
         free = [n for n, most in self._most.items() if self._load[n] < (1 if alone else most)]
         if self._runs_left <= 0 or len(free) < self._wanted:
             return None
