@@ -241,7 +241,7 @@ class Remapping:
 
     @classmethod
     def of(cls, dependencies: Collection[int], new: int) -> Remapping:
-        """Return the networks of a run of `new` on `dependencies`; ExpertIndexError if not distinct."""
+        """Return the remapping of a run; ExpertIndexError if an index is twice in it."""
         return cls(tuple(sorted([*dependencies, new])))
 
     @property
