@@ -294,8 +294,7 @@ class TrainConfig(Configuration):
     def read(cls, words: Sequence[str], *, prog: str) -> TrainConfig:
         """Read a trainer's command line over the configuration that the run's record holds.
 
-        ConfigError means that a flag is unknown or has a useless value, FileRefusedError that
-        run.json cannot be read.
+        ConfigError: a flag cannot be used. FileRefusedError: run.json cannot be read.
         """
         given = arguments.split(cls, words, prog=prog).get("module_path")
         recorded = to_argv(cls(module_path=Path(given[0]))._recorded.ppo) if given else ()

@@ -49,8 +49,7 @@ def start_reader() -> None:
 def read_arrays(folders: Sequence[Path], expected: Shapes) -> tuple[ArrayReport, ...]:
     """Read the arrays in each folder; only leaves of the `expected` shapes, by path, are loaded.
 
-    ExpertCorruptError means that the files crash the process that reads them, BusyError that it was
-    ended from outside or took too long.
+    ExpertCorruptError: the files crash their reader. BusyError: it was ended, or took too long.
     """
     if not folders:
         return ()

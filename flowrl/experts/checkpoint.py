@@ -28,10 +28,9 @@ _UNREADABLE = (ValueError, OSError, KeyError, TypeError)  # what Orbax raises fo
 
 
 def save_expert(folder: Path, params: Any) -> None:
-    """Save a tree of arrays to `folder`, which must not exist; it appears whole and durable.
+    """Save nested dicts of arrays of any shape and dtype to `folder`, a new one, durably.
 
-    `params` has leaves of any shape and dtype, as nested dicts. OSError means that the disk is
-    full, which Orbax reports by a ValueError.
+    OSError means that the disk is full, which Orbax reports by a ValueError.
     """
     storage.make_dir(folder.parent)
     for left in folder.parent.glob(f".tmp-{folder.name}*"):  # Orbax's, of a trainer that was killed

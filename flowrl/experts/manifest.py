@@ -102,8 +102,7 @@ def checked_run_id(text: str) -> str:
 def read(layout: GraphPaths) -> Manifest:
     """The manifest on disk; an empty one for a graph that has merged nothing yet.
 
-    FileRefusedError means that it is damaged, or lost while its history is there;
-    FormatVersionError that another version of flowrl wrote it.
+    FileRefusedError: it is damaged, lost while its history is there, or of another version.
     """
     past = generations(layout)  # looked at first: a first merge writes it after the manifest
     if not os.path.lexists(layout.manifest):

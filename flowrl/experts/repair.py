@@ -62,8 +62,7 @@ def usable(store: ExpertStore, version: ExpertVersion) -> ExpertVersion:
 def rollback(store: ExpertStore, generation: int) -> Manifest:
     """Make the experts of an earlier generation count again, as a new generation.
 
-    FileRefusedError means that the history does not hold that generation, ExpertMissingError or
-    ExpertCorruptError that one of its versions cannot be used any more.
+    FileRefusedError: there is no such generation. ExpertError: one of its versions is not whole.
     """
     history = {number: known for number, known in manifests.read_history(store.layout) if known}
     if generation not in history:

@@ -85,8 +85,7 @@ class ExpertStore:
     def verify(self, version: ExpertVersion) -> Path:
         """Return the folder of a version after checking that its files are the committed ones.
 
-        ExpertMissingError means that there is no folder, ExpertCorruptError that a file was
-        changed, added, lost or replaced by a link.
+        ExpertMissingError: there is none. ExpertCorruptError: a file was changed, added or lost.
         """
         path = self.path_of(version)
         name = f"expert {version.index} ({version.skill})"

@@ -51,11 +51,9 @@ class DaemonLock:
         self._descriptor: int | None = None
 
     def acquire(self) -> None:
-        """Take the lock, at once or not at all.
+        """Take the lock at once, or raise BusyError, which names the daemon that has it.
 
-        BusyError names the daemon that has it. ConfigError means that the folder is on a network
-        file system, whose locks cannot be trusted; FileRefusedError that the lock is not a plain
-        file.
+        ConfigError: it is on a network file system. FileRefusedError: it is not a plain file.
         """
         if self._descriptor is not None:
             return
@@ -108,8 +106,7 @@ class DaemonLock:
 def daemon_of(path: Path) -> dict[str, Any] | None:
     """Return `pid`, `host` and `since` of the daemon that holds the lock; None while none does.
 
-    The dictionary is empty if they cannot be read; FileRefusedError means that the lock is no plain
-    file.
+    They are missing if they cannot be read. FileRefusedError: the lock is not a plain file.
     """
     locks.check_plain(path)
     return _holder(path) if locks.is_held(path) else None

@@ -67,8 +67,7 @@ def known_skills(
 ) -> tuple[NewSkill, ...]:
     """The skills that the folder knows and `state` does not: merged, in training, or tried once.
 
-    FileRefusedError means that the manifest is damaged or lacks the expert of a completed skill,
-    FormatVersionError that another version of flowrl wrote a live run's record.
+    FileRefusedError: the manifest is damaged or lacks an expert, or a record is of another version.
     """
     found: dict[str, NewSkill] = {}
 
@@ -176,8 +175,7 @@ def _written(path: Path) -> datetime:
 def state_fault(layout: GraphPaths) -> str:
     """Return the fault of scheduler_state.json; "" if it is whole and agrees with the manifest.
 
-    FileRefusedError means that the manifest is damaged, FormatVersionError that another version of
-    flowrl wrote the state.
+    FileRefusedError: the manifest is damaged, or another version of flowrl wrote the state.
     """
     manifest = ExpertStore(layout).manifest()
     try:
@@ -198,8 +196,7 @@ def recover_state(layout: GraphPaths) -> str:
     had failed or was held is tried again. The old file goes to quarantine. Returns a sentence about
     the new state; "" if nothing was wrong.
 
-    FileRefusedError means that the manifest, a skill's file or config.json is damaged,
-    FormatVersionError that another version of flowrl wrote the state.
+    FileRefusedError: the manifest, a skill's file or config.json is damaged, or of another version.
     """
     fault = state_fault(layout)
     if not fault:
@@ -271,8 +268,7 @@ def _recorded_graph(layout: GraphPaths) -> SkillGraph:
 def recorded_config(layout: GraphPaths) -> BottomUpConfig:
     """The flags with which the newest run was made; before the first, what graph.json says.
 
-    FileRefusedError means that config.json is damaged, or it and graph.json are missing;
-    ConfigError that a value cannot be used, or names an unknown environment.
+    FileRefusedError: neither can be read. ConfigError: a value, or the environment, is unknown.
     """
     if layout.graph_json.exists() and not layout.config_json.exists():
         data = asdict(read_graph_record(layout))

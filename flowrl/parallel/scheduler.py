@@ -117,8 +117,7 @@ class SkillScheduler:
     def state(self) -> SchedulerState:
         """The scheduler's state; the first access locks the folder and loads it.
 
-        BusyError names another daemon that has the folder; FileRefusedError means that
-        scheduler_state.json is damaged or of another version.
+        BusyError: another daemon has the folder. FileRefusedError: the state's file cannot be used.
         """
         if self._state is None:
             refuse_misplaced(self.layout)

@@ -143,11 +143,10 @@ def for_skill(
     of_toml: Mapping[str, Any],
     of_sweep: Mapping[str, Any] = MappingProxyType({}),
 ) -> SkillConfig:
-    """Return how a skill is trained, given the settings of its file and of `--skill_config`.
+    """Return how a skill is trained, or raise ConfigError if the values make no sense together.
 
     The command line and the environment come before `--skill_config`, `--config` before what a
-    sweep has found, and that before the file. ConfigError means that the values together make no
-    sense.
+    sweep has found, and that before the skill's file.
     """
     known = flags(config.ppo)
     given = {name: origin for name, origin in config.origins.items() if name in known}

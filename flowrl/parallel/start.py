@@ -60,8 +60,8 @@ def refuse_shared_folder(folder: Path, *, trust: bool) -> None:
 def device_slots(launch: LaunchConfig, *, each: int, wanted: int) -> dict[str, int]:
     """Return the number of runs of each GPU, by its id; {} is the CPU, also without JAX's plugin.
 
-    A run has `each` GPUs and uses `wanted`. ConfigError means that there are no such GPUs, or too
-    few, or that JAX cannot use them.
+    A run has `each` GPUs and uses `wanted`; ConfigError: they are not there, or JAX cannot use
+    them.
     """
     devices: tuple[Device, ...] = ()
     if any(map(importlib.util.find_spec, CUDA_PLUGINS)):

@@ -249,9 +249,8 @@ def next_due(state: SchedulerState, *, after: datetime) -> datetime | None:
 def check_new_skills(skills: Sequence[NewSkill], known: Mapping[str, Entry]) -> tuple[str, ...]:
     """Check skills that are to be added to `known`; return their names, needs first.
 
-    Raises:
-      NameRefusedError: a name cannot be used, or two share a slug.
-      GraphError: a skill is there already, needs an unknown one, or needs itself.
+    NameRefusedError: a name cannot be used, or two share a slug. GraphError: the skill is there
+    already, needs an unknown one, or needs itself.
     """
     new: dict[str, NewSkill] = {}
     for item in skills:
@@ -309,8 +308,7 @@ class StateFile:
     def load(self) -> SchedulerState | None:
         """Return the saved state, or None when there is no file.
 
-        FormatVersionError means that another version of flowrl wrote it, FileRefusedError that it
-        cannot be read or trusted; it is left as it is.
+        FileRefusedError: it cannot be read or trusted, or is of another version; it stays as it is.
         """
         if not self.path.exists() and not self.path.is_symlink():
             return None

@@ -198,10 +198,8 @@ def _publish_requested(layout: GraphPaths, flow: Flow, config: BottomUpConfig) -
 def _add_kept(config: BottomUpConfig, backend: TrainingBackend, feeder: Feeder, name: str) -> None:
     """Add a skill that `flowrl add` has kept to a graph in training; twice is once.
 
-    Raises:
-      GraphError: no such skill is kept, or it does not go into the graph.
-      SkillError: its code has no approval.
-      ConfigError: its training cannot be as it says.
+    GraphError: it is not kept, or does not fit. SkillError: its code has no approval. ConfigError:
+    it cannot be trained as it says.
     """
     if name not in backend.graph.skills:
         new = _kept_skills(config, name, without=backend.graph.skills)

@@ -186,7 +186,7 @@ class TrainingBackend:
         """The job that trains a prepared run."""
         env = self._env(request)
         config = configs.from_json(PPOConfig, prepared.run.config)
-        module = ("--module_path", str(prepared.module_path.resolve()))
+        module = ("--module_path", str(prepared.layout.module.resolve()))
         launch = self._of_launch(config, request, env)
         return Job(
             name=session_name(request.expert, request.skill),

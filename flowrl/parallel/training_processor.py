@@ -134,8 +134,7 @@ def merge_run(
 def archive_run(layout: GraphPaths, paths: RunPaths) -> None:
     """Do the second half: archive a merged run's records, remove its folder, collect garbage.
 
-    If it is interrupted, `recover_graph` completes it at the next start. FileRefusedError means
-    that the folder is not the run's own, or holds no result.
+    `recover_graph` completes it at the next start. FileRefusedError: the folder is not the run's.
     """
     if not paths.folder.is_dir():
         return

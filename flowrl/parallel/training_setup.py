@@ -69,11 +69,6 @@ class PreparedRun:
         """The folder of the run."""
         return self.layout.folder
 
-    @property
-    def module_path(self) -> Path:
-        """The generated module; the trainer's `--module_path`."""
-        return self.layout.module
-
     def __iter__(self) -> Iterator[Path]:
         """The documented triple."""
         return iter((self.layout.folder, self.layout.module, self.layout.policies))

@@ -68,8 +68,7 @@ def fault_point(name: str) -> None:
 def open_plain(path: Path) -> BufferedReader:
     """Open a plain file for reading; never waits for the writer of a pipe.
 
-    FileRefusedError means that it is missing, a link or not a plain file; any other OSError that it
-    cannot be opened now, for instance for lack of descriptors.
+    FileRefusedError: it is missing or not plain. OSError: it cannot be opened now.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -66,11 +66,9 @@ def read(
     limit_bytes: int = READ_LIMIT_BYTES,
     remedy: str = RESTORE,
 ) -> Record:
-    """Read a record of this dataclass.
+    """Read a record of this dataclass; with `sealed=False` the seal may be missing.
 
-    With `sealed=False` the seal may be missing, for files that other programs write.
-    FormatVersionError means that its format is not 1. FileRefusedError says what else is wrong, and
-    the `remedy`.
+    FormatVersionError: its format is not 1. FileRefusedError: anything else; it says the `remedy`.
     """
     document = read_document(path, sealed=sealed, limit_bytes=limit_bytes, remedy=remedy)
     try:
