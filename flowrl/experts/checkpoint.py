@@ -28,14 +28,9 @@ _UNREADABLE = (ValueError, OSError, KeyError, TypeError)  # what Orbax raises fo
 
 
 def save_expert(folder: Path, params: Any) -> None:
-    """Save a tree of arrays to `folder`, which must not exist; it appears whole and durable.
+    """Save nested dicts of arrays of any shape and dtype to `folder`, a new one, durably.
 
-    Args:
-      folder: the checkpoint.
-      params: leaves of any shape and dtype, as nested dicts.
-
-    Raises:
-      OSError: the disk is full, which Orbax reports by a ValueError.
+    OSError means that the disk is full, which Orbax reports by a ValueError.
     """
     storage.make_dir(folder.parent)
     for left in folder.parent.glob(f".tmp-{folder.name}*"):  # Orbax's, of a trainer that was killed
@@ -53,12 +48,7 @@ def save_expert(folder: Path, params: Any) -> None:
 def load_expert(folder: Path, like: PyTree) -> PyTree:
     """Read the tree in `folder`, bit for bit, as NumPy arrays in the structure of `like`.
 
-    Args:
-      folder: the checkpoint.
-      like: its leaves need only `shape` and `dtype`, for example `like_of(shapes)`.
-
-    Returns:
-      An array of the same shape and dtype for each leaf of `like`.
+    Each leaf of `like` needs only `shape` and `dtype`, for example `like_of(shapes)`.
 
     Raises:
       ExpertMissingError: there is no such folder.
@@ -110,11 +100,7 @@ def like_of(shapes: Shapes, dtype: Any = np.float32) -> dict[str, Any]:
 
 
 def stored_like(folder: Path) -> dict[str, Any]:
-    """Return a checkpoint's abstract leaves by path, as `load_expert` takes them.
-
-    Raises:
-      ExpertCorruptError: its files cannot be read.
-    """
+    """Return a checkpoint's abstract leaves by path; ExpertCorruptError if it is unreadable."""
     forms = _stored_forms(folder).items()
     return {path: jax.ShapeDtypeStruct(shape, dtype) for path, (shape, dtype) in forms}
 

@@ -25,7 +25,6 @@ from flowrl.parallel.recovery import known_skills
 from flowrl.parallel.scaling import NOTICE, Scaling
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.skill_sources import (
-    Library,
     SkillConfig,
     SkillSources,
     check_graph_record,
@@ -135,8 +134,8 @@ def _open(layout: GraphPaths, config: BottomUpConfig) -> OpenedGraph:
     merge_rule(config.graph)  # refused now, or never
     each, wanted = config.schedule.devices_per_run, config.ppo.num_devices
     devices = device_slots(config.launch, each=each, wanted=wanted)
-    library, sources = Library.of(config), SkillSources(layout)
-    graph = open_graph(library, sources)
+    sources = SkillSources(layout)
+    graph = open_graph(config, sources)
     skills = skill_configs(config, graph.skills)
     if config.graph.init_from is not None:
         expert_of(ExpertStore(layout), config.graph.init_from)  # refused now, too
@@ -199,10 +198,8 @@ def _publish_requested(layout: GraphPaths, flow: Flow, config: BottomUpConfig) -
 def _add_kept(config: BottomUpConfig, backend: TrainingBackend, feeder: Feeder, name: str) -> None:
     """Add a skill that `flowrl add` has kept to a graph in training; twice is once.
 
-    Raises:
-      GraphError: no such skill is kept, or it does not go into the graph.
-      SkillError: its code has no approval.
-      ConfigError: its training cannot be as it says.
+    GraphError: it is not kept, or does not fit. SkillError: its code has no approval. ConfigError:
+    it cannot be trained as it says.
     """
     if name not in backend.graph.skills:
         new = _kept_skills(config, name, without=backend.graph.skills)
@@ -227,11 +224,7 @@ def _use(
 
 
 def _kept_skills(config: BottomUpConfig, name: str, *, without: Collection[str]) -> list[Skill]:
-    """The approved skills that are kept, but for some: `name`, and what it may need.
-
-    Raises:
-      GraphError, SkillError: as `_add_kept`.
-    """
+    """The approved kept skills but for some: `name` and its needs; raises as `_add_kept` does."""
     layout, game = GraphPaths(config.graph.graph_path), config.ppo.env_name
     kept, store = SkillSources(layout).recorded(), ApprovalStore(layout.approvals)
     if name not in kept:
