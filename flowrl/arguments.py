@@ -52,7 +52,7 @@ _HINTS = {
     },
 }
 # Names of other libraries for our flags.
-_SYNONYMS = {
+SYNONYMS = {
     "learning_rate": "lr",
     "n_envs": "num_envs",
     "epochs": "update_epochs",
@@ -261,7 +261,9 @@ def config_file(kind: type, path: Path) -> Given:
             raise ConfigError(f"{path}: {key!r} names this very file; remove the line")
         if name not in arguments(kind):
             near = _closest_flag(name, arguments(kind), dashes="")
-            raise ConfigError(f"{path}: {key!r} is no flag{near}")
+            raise ConfigError(
+                f"{path}: {key!r} is no flag{near}; remove it, or write a flag's name"
+            )
         if isinstance(value, dict):
             raise ConfigError(f"{path}: {key!r} is a table; write {key} = …")
         if value == "":
@@ -276,7 +278,7 @@ def toml(path: Path, *, flag: str) -> dict[str, Any]:
     try:
         return tomllib.loads(storage.read_bytes(path, limit_bytes=_MOST_BYTES).decode())
     except FileRefusedError as error:
-        near = closest_file(path, ".toml") if not path.exists() else ""
+        near = "" if path.exists() else closest_file(path, ".toml") or "; name a TOML file"
         raise ConfigError(f"--{flag} {error}{near}") from error
     except RecursionError as error:
         raise ConfigError(f"--{flag} {path} cannot be read: its lists lie too deep") from error
@@ -315,7 +317,7 @@ def _find(kind: type, flag: str, prog: str) -> tuple[Argument, str]:
 
 def _closest_flag(name: str, known: Collection[str], dashes: str = "--") -> str:
     """Return the end of a message about an unknown flag: the one that it may stand for."""
-    meant = _SYNONYMS.get(name)
+    meant = SYNONYMS.get(name)
     if meant in known:
         return f"; it is called {dashes}{meant}"
     return closest(f"{dashes}{name}", [f"{dashes}{each}" for each in known])

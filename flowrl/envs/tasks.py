@@ -23,7 +23,7 @@ import numpy as np
 
 from flowrl.envs.base import REWARD_LIMIT, StepOutput
 from flowrl.envs.skill_module import SuccessFunctions, Task, TaskModule
-from flowrl.errors import FalseGainError, SkillError
+from flowrl.errors import ConfigError, FalseGainError, SkillError
 from flowrl.games.base import COUNT, Engine, Game, WorldStep, find_game
 from flowrl.games.random_play import settle
 from flowrl.skills.skill import load_library
@@ -138,7 +138,12 @@ class SkillEnv:
 
     def observe(self, state: WalkState) -> jax.Array:
         """The game's observation, unchanged: f32[observation_size]."""
-        return self.engine.observe(state.world)
+        seen = self.engine.observe(state.world)
+        if seen.shape != (self.game.observation_size,):  # the networks' error would name no game
+            name, size = self.game.name, self.game.observation_size
+            found = f"observe returns {list(seen.shape)}, and observation_size is {size}"
+            raise ConfigError(f"{name}: {found}; see flowrl check --game {name}")
+        return seen
 
     def current_expert(self, state: WalkState) -> jax.Array:
         """int32: local index of the expert that acts next."""

@@ -44,6 +44,7 @@ from flowrl.parallel.health import daemon_of
 from flowrl.parallel.skill_sources import (
     GraphRecord,
     SkillSources,
+    open_graph,
     read_graph_record,
     read_skill_file,
 )
@@ -54,7 +55,6 @@ from flowrl.parallel.transitions import step
 from flowrl.paths import GraphPaths, RunPaths, slug
 from flowrl.runs import ExpertVersion, TrainingRun, check_module, read_result, read_run
 from flowrl.skills.graph import SkillGraph
-from flowrl.skills.skill import load_library
 from flowrl.storage import records
 
 logger = logging.getLogger(__name__)
@@ -260,9 +260,7 @@ def _recorded_graph(layout: GraphPaths) -> SkillGraph:
             f"without that, move {layout.scheduler_state} away and start the scheduler with the "
             "flags it began with, which makes all of them anew"
         ) from error
-    game = config.ppo.env_name
-    skills = SkillSources(layout).over(load_library(game, config.graph.skills_dir))
-    return SkillGraph(skills.values(), capacity=find_game(game).capacity)
+    return open_graph(config, SkillSources(layout))
 
 
 def recorded_config(layout: GraphPaths) -> BottomUpConfig:

@@ -78,7 +78,7 @@ def open_plain(path: Path) -> BufferedReader:
         raise FileRefusedError(f"{path} cannot be read: {error.strerror}") from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise FileRefusedError(f"{path} is not a plain file; move it away")
+        raise FileRefusedError(f"{path} is no plain file; name one, or move it away")
     return os.fdopen(descriptor, "rb")
 
 
@@ -87,7 +87,9 @@ def read_bytes(path: Path, *, limit_bytes: int = READ_LIMIT_BYTES) -> bytes:
     with open_plain(path) as file:
         content = file.read(limit_bytes + 1)
     if len(content) > limit_bytes:
-        raise FileRefusedError(f"{path} has over {limit_bytes} bytes")
+        raise FileRefusedError(
+            f"{path} has over {limit_bytes:,} bytes; name another, or move it away"
+        )
     return content
 
 

@@ -191,7 +191,7 @@ def parse_vary(items: Sequence[str]) -> Space:
         name, _, words = item.partition("=")
         kind, *ends = words.split(":")
         keys = ["choices"] if _KINDS.get(kind) == "choice" else ["min", "max"]
-        if name in data or len(ends) != len(keys):
+        if not name or name in data or len(ends) != len(keys):
             twice = f"{name} is varied twice; " if name in data else ""
             raise ConfigError(
                 f"--vary {item}: {twice}write FIELD=KIND:MIN:MAX or FIELD=choice:A,B, "
@@ -253,7 +253,7 @@ def _check_name(name: str) -> None:
             "is the same for all experts of a graph, which train in one stacked tree; leave it out"
         )
     if name not in _FIELDS:
-        near = closest(name, _FIELDS)
+        near = closest(arguments.SYNONYMS.get(name, name), _FIELDS)
         raise ConfigError(f"is no field that can be varied{near}; there are {', '.join(_FIELDS)}")
 
 
