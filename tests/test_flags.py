@@ -25,7 +25,7 @@ from flowrl.parallel.events import NewSkill, RunRequest
 from flowrl.parallel.feeder import Feeder
 from flowrl.parallel.scaling import Scaling
 from flowrl.parallel.scheduler import SkillScheduler
-from flowrl.parallel.skill_sources import SkillSources, open_graph, skill_configs
+from flowrl.parallel.skill_sources import Library, SkillSources, open_graph, skill_configs
 from flowrl.parallel.status import Completed, Held, Waiting
 from flowrl.parallel.training_backend import TrainingBackend
 from flowrl.paths import GraphPaths, RunPaths
@@ -60,7 +60,7 @@ class Bench:
         return config.parse(BottomUpConfig, [f"--graph_path={self.layout.root}", *words])
 
     def graph(self, parsed: BottomUpConfig) -> SkillGraph:
-        return open_graph(parsed, SkillSources(self.layout))
+        return open_graph(Library.of(parsed), SkillSources(self.layout))
 
     def backend(self, *words: str) -> TrainingBackend:
         parsed = self.parsed(*words)

@@ -23,7 +23,7 @@ from flowrl.parallel.events import DONE, MOST_PRIORITY, Response, Verb, why_not
 from flowrl.parallel.health import daemon_of, in_words
 from flowrl.parallel.recovery import recorded_config
 from flowrl.parallel.requests import send_request
-from flowrl.parallel.skill_sources import SkillSources, open_graph, skill_configs
+from flowrl.parallel.skill_sources import Library, SkillSources, open_graph, skill_configs
 from flowrl.parallel.state import SchedulerState, StateFile
 from flowrl.parallel.status import Running
 from flowrl.paths import GraphPaths, graph_or_sweep, printable
@@ -169,19 +169,19 @@ class RetrainCommand(OneSkillCommand):
         if refusal := why_not(self.verb, row.status):
             raise GraphError(f"{row.skill} cannot be asked to {self.verb.value}: {refusal}")
         config = recorded_config(paths)
-        game, trust = config.ppo.env_name, config.graph.trust_skills
-        folder = self.skills_dir or config.graph.skills_dir
-        texts = load_library(game, folder, trust=trust)
+        library, game = Library.of(config), config.ppo.env_name
+        folder = self.skills_dir or library.folder
+        texts = load_library(game, folder, trust=library.trust)
         if row.skill not in texts or (self.skills_dir and texts[row.skill].embedded):
             raise ConfigError(
                 f"there is no {row.skill!r} in {folder or f'the library of {game}'}; name the "
                 "folder of its file by --skills_dir"
             )
         skill, sources = texts[row.skill], SkillSources(paths)
-        graph = open_graph(config, sources).replacing(skill)
+        graph = open_graph(library, sources).replacing(skill)
         skill_configs(config, graph.skills)
         confine = confinement(config.launch.sandbox).in_folder
-        found = approve_skills(paths, [skill], game, trust=trust, confine=confine)
+        found = approve_skills(paths, [skill], game, trust=library.trust, confine=confine)
         ApprovalStore(paths.approvals).keep(found[skill.name])
         sources.keep_anew(skill)
         return self._send(self.verb, skill.name)
@@ -213,7 +213,7 @@ class AddCommand(ControlCommand):
         sources = SkillSources(paths)
         kept = sources.recorded()
         new = [skill for skill in skills if kept.get(skill.name) != skill]
-        skill_configs(config, open_graph(config, sources).plus(new).skills)
+        skill_configs(config, open_graph(Library.of(config), sources).plus(new).skills)
         confine = confinement(config.launch.sandbox).in_folder
         found = approve_skills(paths, skills, game, trust=False, confine=confine)
         for skill in skills:

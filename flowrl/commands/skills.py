@@ -16,7 +16,7 @@ from flowrl.arguments import GraphArgument, ReportCommand, SkillArgument
 from flowrl.config import BottomUpConfig, Positive, with_flags
 from flowrl.console import print_report
 from flowrl.parallel.recovery import recorded_config
-from flowrl.parallel.skill_sources import SkillSources, check_graph_record, open_graph
+from flowrl.parallel.skill_sources import Library, SkillSources, check_graph_record, open_graph
 from flowrl.paths import DEFAULT_GRAPH, GraphPaths, slug
 from flowrl.reports.status import WIDTH, read_rows
 from flowrl.skills.graph import SkillGraph
@@ -42,7 +42,7 @@ class SkillsOfGraph(ReportCommand):
         given = {"env_name": self.env_name, "skills_dir": self.skills_dir}
         config = with_flags(config, **{name: value for name, value in given.items() if value})
         check_graph_record(layout, config.ppo)
-        return open_graph(config, SkillSources(layout))
+        return open_graph(Library.of(config), SkillSources(layout))
 
     def _statuses(self) -> dict[str, str]:
         paths = GraphPaths(self.graph_path)

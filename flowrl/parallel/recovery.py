@@ -43,6 +43,7 @@ from flowrl.parallel.events import NewSkill, SkillsAdded
 from flowrl.parallel.health import daemon_of
 from flowrl.parallel.skill_sources import (
     GraphRecord,
+    Library,
     SkillSources,
     open_graph,
     read_graph_record,
@@ -260,7 +261,7 @@ def _recorded_graph(layout: GraphPaths) -> SkillGraph:
             f"without that, move {layout.scheduler_state} away and start the scheduler with the "
             "flags it began with, which makes all of them anew"
         ) from error
-    return open_graph(config, SkillSources(layout))
+    return open_graph(Library.of(config), SkillSources(layout))
 
 
 def recorded_config(layout: GraphPaths) -> BottomUpConfig:

@@ -273,12 +273,26 @@ def _present(kept: Skill, now: Skill | None, born: Mapping[str, str]) -> Skill:
     return dataclasses.replace(kept, embedded=born.get(kept.name) == _digest(kept))
 
 
-def open_graph(config: BottomUpConfig, sources: SkillSources) -> SkillGraph:
-    """Return the graph of the game's skills and those of `--skills_dir`; in training, as kept."""
-    game, own = config.ppo.env_name, config.graph
-    library = load_library(game, own.skills_dir, trust=own.trust_skills)
-    skills = sources.over(library).values()
-    capacity = find_game(game).capacity
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Library:
+    """The skills that a graph may have: those of a game, and those of `--skills_dir`."""
+
+    env_name: str
+    folder: Path | None
+    trust: bool
+
+    @classmethod
+    def of(cls, config: BottomUpConfig) -> Library:
+        """Return the library that the flags name."""
+        own = config.graph
+        return cls(env_name=config.ppo.env_name, folder=own.skills_dir, trust=own.trust_skills)
+
+
+def open_graph(library: Library, sources: SkillSources) -> SkillGraph:
+    """Return the graph of the library; of skills in training as kept."""
+    embedded = load_library(library.env_name, library.folder, trust=library.trust)
+    skills = sources.over(embedded).values()
+    capacity = find_game(library.env_name).capacity
     graph = SkillGraph(skills, capacity=capacity)
     if sources.refused:  # what needs them is left out, too
         graph = SkillGraph([graph.skills[name] for name in graph.order()], capacity=capacity)

@@ -25,6 +25,7 @@ from flowrl.parallel.recovery import known_skills
 from flowrl.parallel.scaling import NOTICE, Scaling
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.skill_sources import (
+    Library,
     SkillConfig,
     SkillSources,
     check_graph_record,
@@ -134,8 +135,8 @@ def _open(layout: GraphPaths, config: BottomUpConfig) -> OpenedGraph:
     merge_rule(config.graph)  # refused now, or never
     each, wanted = config.schedule.devices_per_run, config.ppo.num_devices
     devices = device_slots(config.launch, each=each, wanted=wanted)
-    sources = SkillSources(layout)
-    graph = open_graph(config, sources)
+    library, sources = Library.of(config), SkillSources(layout)
+    graph = open_graph(library, sources)
     skills = skill_configs(config, graph.skills)
     if config.graph.init_from is not None:
         expert_of(ExpertStore(layout), config.graph.init_from)  # refused now, too

@@ -15,7 +15,7 @@ from flowrl.config import BottomUpConfig
 from flowrl.errors import EXIT_RESUMABLE, ConfigError
 from flowrl.launchers import sandbox
 from flowrl.parallel.scheduler import SkillScheduler
-from flowrl.parallel.skill_sources import SkillSources, check_graph_record, open_graph
+from flowrl.parallel.skill_sources import Library, SkillSources, check_graph_record, open_graph
 from flowrl.parallel.start import (
     check_machine,
     device_slots,
@@ -54,8 +54,8 @@ def run_sweep(config: SweepConfig) -> int:
     check_graph_record(layout, training.ppo)
     each, wanted = config.schedule.devices_per_run, training.ppo.num_devices
     devices = device_slots(config.launch, each=each, wanted=wanted)
-    sources = SkillSources(layout)
-    graph = open_graph(training, sources)
+    library, sources = Library.of(training), SkillSources(layout)
+    graph = open_graph(library, sources)
     record = known.record if known else new_record(config, training, layout, graph)
     if config.engine == "ray":
         _check_ray(Sweep(paths, record))

@@ -12,6 +12,7 @@ from flowrl.config import BottomUpConfig, GraphConfig, PPOConfig, parse
 from flowrl.errors import ConfigError, FileRefusedError
 from flowrl.parallel import skill_sources
 from flowrl.parallel.skill_sources import (
+    Library,
     SkillSources,
     check_graph_record,
     for_skill,
@@ -149,7 +150,7 @@ def test_a_kept_skill_that_this_version_refuses_stops_only_what_needs_it(tmp_pat
     new = make_skill("New", gain="new", needs=("old",))
     keep(layout, old, new, make_skill("Other", gain="other"))
     sources = SkillSources(layout)
-    graph = open_graph(config, sources)
+    graph = open_graph(Library.of(config), sources)
     assert graph.skills.keys() == {*LIBRARY, "Other"}
     assert (
         f"{layout.skill_file('Old')}: this version of flowrl refuses it: skill 'Old':"
@@ -161,7 +162,7 @@ def test_a_kept_skill_that_this_version_refuses_stops_only_what_needs_it(tmp_pat
     right = dataclasses.replace(old, reward=code.replace("jnp.inf", "9.0"))
     sources._fixed = lambda: {"Old"}  # an expert was trained on it
     sources.record(right)
-    again = open_graph(config, SkillSources(layout))
+    again = open_graph(Library.of(config), SkillSources(layout))
     assert again.skills.keys() == {*graph.skills, "Old", "New"}
     sources.record(old)
     assert sources.recorded()["Old"].reward == right.reward
