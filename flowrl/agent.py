@@ -45,6 +45,7 @@ from flowrl.networks.grouped import Packed, pack
 from flowrl.networks.moe import stack_experts
 from flowrl.parallel.training_setup import expected_shapes
 from flowrl.paths import GraphPaths, slug
+from flowrl.ppo.sharding import check_backend
 from flowrl.ppo.trainer import use_compile_cache
 from flowrl.runs import (
     CodeApproval,
@@ -119,6 +120,7 @@ def export_agent(layout: GraphPaths, folder: Path) -> AgentRecord:
       ExpertCorruptError: an expert's files are not those that were merged.
       FileRefusedError: the folder exists, or a record is damaged.
     """
+    check_backend()
     store = ExpertStore(layout)
     manifest = store.manifest()
     if not manifest.experts:

@@ -38,8 +38,9 @@ SkillArgument = tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="SKILL
 _GRAPH = "graph_path"
 _ENV = "FLOWRL_"
 _UNITS = {"k": 10**3, "M": 10**6, "G": 10**9}
-_ON, _OFF = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
-_SWITCHES = ("true", "yes", "on", "false", "no", "off")  # 0 and 1 may be numbers of experts
+_BOOLS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False}
+_BOOLS |= {"no": False, "off": False}
+_SWITCHES = _BOOLS.keys() - {"0", "1"}  # which may be numbers of experts
 _INTERNAL = re.compile(r"FLOWRL_(FAULT|VENV|EXTRAS|PYTHON|ROOT|TEST_WORKERS|LLM_\w+)")
 _MOST_DIGITS = 18
 _MOST_BYTES = 2**20  # of a TOML file
@@ -51,7 +52,7 @@ _HINTS = {
     },
 }
 # Names of other libraries for our flags.
-_SYNONYMS = {
+SYNONYMS = {
     "learning_rate": "lr",
     "n_envs": "num_envs",
     "epochs": "update_epochs",
@@ -134,13 +135,14 @@ def arguments(kind: type) -> Mapping[str, Argument]:
         if dataclasses.is_dataclass(_core(hint)):
             found |= arguments(_core(hint))
         elif tyro.conf.Suppress not in marks:
-            aliases = (getattr(mark, "aliases", None) or () for mark in marks)
             found[item.name] = Argument(
                 name=item.name,
                 hint=hint,
                 positional=tyro.conf.Positional in marks,
                 required=item.default is MISSING and item.default_factory is MISSING,
-                short=tuple(alias for names in aliases for alias in names),
+                short=tuple(
+                    name for mark in marks for name in getattr(mark, "aliases", None) or ()
+                ),
             )
     return found
 
@@ -150,10 +152,8 @@ def read(
 ) -> tuple[Kind, dict[str, Origin]]:
     """Return what a command line says, over other layers, the strongest first; and from where.
 
-    A flag's name is in the second result unless it has its default.
-
-    Raises:
-      ConfigError: an argument is unknown, missing, or of another type; names the closest.
+    A flag's name is in the second result unless it has its default. Raises ConfigError if an
+    argument is unknown, missing or of another type.
     """
     ordered: dict[Origin, Given] = {"command line": split(kind, words, prog=prog), **layers}
     values: dict[str, Any] = {}
@@ -169,11 +169,7 @@ def read(
 
 
 def value_of(kind: type, name: str, words: Sequence[str], origin: Origin = "command line") -> Any:
-    """Return the value of one field, from its words.
-
-    Raises:
-      ConfigError: it is of another type.
-    """
+    """Return the value of a field from its words; raises ConfigError for another type."""
     argument = arguments(kind)[name]
     try:
         return records.from_json(argument.hint, _plain(argument.type, words))
@@ -214,8 +210,7 @@ def _usage(kind: type, prog: str) -> str:
 def split(kind: type, words: Sequence[str], *, prog: str) -> Given:
     """Return the words of each argument that a command line gives; `--help` ends the program.
 
-    Raises:
-      ConfigError: a flag is unknown or has no value, or there are too many words.
+    Raises ConfigError if a flag is unknown or has no value, or there are too many words.
     """
     given: Given = {}
     rest: list[str] = []
@@ -240,8 +235,7 @@ def split(kind: type, words: Sequence[str], *, prog: str) -> Given:
 def environment(kind: type, env: Mapping[str, str]) -> Given:
     """Return what environment variables say: FLOWRL_GRAPH, FLOWRL_LR and so on.
 
-    Raises:
-      ConfigError: a variable begins with FLOWRL_ and is none.
+    Raises ConfigError for another one that begins with FLOWRL_.
     """
     known = {f"{_ENV}{name.upper()}": argument for name, argument in arguments(kind).items()}
     known[f"{_ENV}GRAPH"] = arguments(kind)[_GRAPH]
@@ -259,20 +253,16 @@ def environment(kind: type, env: Mapping[str, str]) -> Given:
 
 
 def config_file(kind: type, path: Path) -> Given:
-    """Return what a TOML file says: one key for each flag, without tables.
-
-    Raises:
-      ConfigError: it cannot be read, or a key is no flag; names the closest.
-    """
-    document = toml(path, flag="config")
+    """Return what a TOML file says, one key for each flag; raises ConfigError for other content."""
     given: Given = {}
-    for key, value in document.items():
+    for key, value in toml(path, flag="config").items():
         name = key.replace("-", "_")
         if name == "config":
             raise ConfigError(f"{path}: {key!r} names this very file; remove the line")
         if name not in arguments(kind):
+            near = _closest_flag(name, arguments(kind), dashes="")
             raise ConfigError(
-                f"{path}: {key!r} is no flag{_closest_flag(name, arguments(kind), '')}"
+                f"{path}: {key!r} is no flag{near}; remove it, or write a flag's name"
             )
         if isinstance(value, dict):
             raise ConfigError(f"{path}: {key!r} is a table; write {key} = …")
@@ -284,15 +274,11 @@ def config_file(kind: type, path: Path) -> Given:
 
 
 def toml(path: Path, *, flag: str) -> dict[str, Any]:
-    """Return the content of a TOML file, which a flag names.
-
-    Raises:
-      ConfigError: it cannot be read.
-    """
+    """Return the content of a TOML file, which a flag names; raises ConfigError if it is none."""
     try:
         return tomllib.loads(storage.read_bytes(path, limit_bytes=_MOST_BYTES).decode())
     except FileRefusedError as error:
-        near = closest_file(path, ".toml") if not path.exists() else ""
+        near = "" if path.exists() else closest_file(path, ".toml") or "; name a TOML file"
         raise ConfigError(f"--{flag} {error}{near}") from error
     except RecursionError as error:
         raise ConfigError(f"--{flag} {path} cannot be read: its lists lie too deep") from error
@@ -331,7 +317,7 @@ def _find(kind: type, flag: str, prog: str) -> tuple[Argument, str]:
 
 def _closest_flag(name: str, known: Collection[str], dashes: str = "--") -> str:
     """Return the end of a message about an unknown flag: the one that it may stand for."""
-    meant = _SYNONYMS.get(name)
+    meant = SYNONYMS.get(name)
     if meant in known:
         return f"; it is called {dashes}{meant}"
     return closest(f"{dashes}{name}", [f"{dashes}{each}" for each in known])
@@ -401,21 +387,15 @@ def _plain(kind: Any, words: Sequence[str]) -> Any:
         raise ValueError(f"takes one value, not {len(words)}")
     word = words[0]
     if kind is bool:
-        if word.lower() not in _ON + _OFF:
-            raise ValueError(f"is {word!r}, not true or false")
-        return word.lower() in _ON
+        return _BOOLS.get(word.lower(), word)
     if kind is Path:
         return str(plain(Path(word)))
     if kind is float:
-        return _number(word)
+        try:
+            return float(word)
+        except ValueError:
+            raise ValueError(f"is {word!r}, not a number") from None
     return count(word) if kind is int else word
-
-
-def _number(word: str) -> float:
-    try:
-        return float(word)
-    except ValueError:
-        raise ValueError(f"is {word!r}, not a number") from None
 
 
 def _built(kind: type[Kind], values: Mapping[str, Any]) -> Kind:

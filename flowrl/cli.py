@@ -149,11 +149,7 @@ def class_of(name: str) -> type:
 
 
 def command_of(name: str, words: Sequence[str]) -> Any:
-    """Return the command with its arguments.
-
-    Raises:
-      ConfigError: there is no such command.
-    """
+    """Return the command with its arguments; raises ConfigError if there is none."""
     if name not in COMMANDS:
         words = [word for word in ALL if " " not in word]
         near = closest(name, [*words, "--version"]) or f"; there are {', '.join(words)}"

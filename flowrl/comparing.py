@@ -44,14 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def blended(current: Any, candidate: Any, gains: tuple[int, int]) -> Any:
-    """The mean of two experts by the frames of each side, never outside of the two.
+    """The mean of two experts by the frames that each side has added, never outside of the two.
 
-    Args:
-      current, candidate: trees of arrays of the same shapes, without a leading expert axis.
-      gains: the frames that each side has added.
-
-    Returns:
-      A tree of the same shapes and dtypes.
+    All are trees of arrays of the same shapes and dtypes, without a leading expert axis.
 
     >>> blended({"w": np.float32([0, 1])}, {"w": np.float32([1, 1])}, (1, 3))["w"].tolist()
     [0.75, 1.0]

@@ -389,10 +389,7 @@ def parse(kind: type[Config], argv: Sequence[str] | None, *, prog: str = "flowrl
     """Read a command line; prints help and exits if it asks for that.
 
     Flags of a graph may come from the environment (`FLOWRL_LR`) and from `--config`, too; the
-    command line comes first, the file last.
-
-    Raises:
-      ConfigError: a flag is unknown, or its value is empty or cannot be used.
+    command line comes first, the file last. Raises ConfigError for what cannot be used.
     """
     words = sys.argv[1:] if argv is None else argv
     layers: dict[Origin, arguments.Given] = {}
@@ -409,11 +406,7 @@ def parse(kind: type[Config], argv: Sequence[str] | None, *, prog: str = "flowrl
 
 
 def checked(config: Config) -> Config:
-    """Return the configuration, once its values make sense, also together.
-
-    Raises:
-      ConfigError: names the flag, its value and what is allowed.
-    """
+    """Return the configuration; raises ConfigError unless its values make sense, also together."""
     for name, value in flags(config).items():
         _read(type(config), name, records.to_json(value))
     for part in (config, *(getattr(config, item.name) for item in dataclasses.fields(config))):
@@ -476,10 +469,8 @@ def to_json(config: Configuration) -> dict[str, Any]:
 def from_json(kind: type[Config], data: Mapping[str, Any], **required: Any) -> Config:
     """Return the configuration that `to_json` made these data of, perhaps in another version.
 
-    A missing flag has its default, or its value in `required`; an unknown one is left out.
-
-    Raises:
-      ConfigError: a value is of another type, or makes no sense.
+    A missing flag has its default, or its value in `required`; an unknown one is left out. Raises
+    ConfigError for a value of another type, or one that makes no sense.
     """
     default = kind(**required)
     values = {name: _read(kind, name, data[name]) for name in flags(default) if name in data}

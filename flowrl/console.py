@@ -38,7 +38,6 @@ _RUNS_GO_ON = "stopped scheduling; launched runs go on in their sessions."
 _BAD_NAME = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELOOP)
 ERROR_PREFIX = "flowrl: "
 _WIDTH = 120  # columns of a file or a pipe
-_LINE = "%(asctime)s %(message)s"
 ERRORS = Console(stderr=True, width=None if sys.stderr.isatty() else _WIDTH)
 
 
@@ -169,12 +168,12 @@ def _without_secrets(record: logging.LogRecord) -> bool:
     return True
 
 
-def start_logging(form: str = _LINE) -> None:
+def start_logging() -> None:
     """Log one line per event: coloured above the live table on a terminal, plain elsewhere."""
     # XLA reports a slow compilation as an error; its real errors are exceptions in Python, too.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     handler: logging.Handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter(form, datefmt="%H:%M:%S"))
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
     if ERRORS.is_terminal:
         handler = RichHandler(console=ERRORS, show_path=False, log_time_format="%H:%M:%S")
     handler.addFilter(_without_secrets)

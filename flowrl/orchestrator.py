@@ -52,9 +52,7 @@ class OrchestratorCommand(GraphCommand):
     def __call__(self) -> int:
         """Run the stages; returns the exit code of the first that does not end well.
 
-        Raises:
-          ConfigError: a stage is unknown, or its arguments are wrong; nothing is written.
-          BusyError: the stages of this graph are being run already.
+        Raises ConfigError for unknown stages or wrong arguments, BusyError if stages run already.
         """
         names = [name.strip() for name in self.stages.split(",")]
         stages = [(name, self._words(name)) for name in names]

@@ -25,8 +25,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_ ]*")
 def plain(path: Path) -> Path:
     """Return a path without `..` to the same place, since libraries refuse `..`.
 
-    A path with `..` becomes absolute. A link before `..` is followed, as the kernel does:
-    `a/link/..` is the parent of the link's target. Other links stay as they are.
+    A path with `..` becomes absolute; a link before `..` is followed, as the kernel does.
     """
     if ".." not in path.parts:
         return path
@@ -42,8 +41,7 @@ def plain(path: Path) -> Path:
 def display_name(text: str) -> str:
     """Return the name as people see it: NFC, trimmed, printable, at most 200 characters.
 
-    Raises:
-      NameRefusedError: the name is empty, too long, or holds characters that cannot be seen.
+    NameRefusedError says so if it is empty, too long, or holds characters that cannot be seen.
     """
     name = unicodedata.normalize("NFC", text).strip()
     if len(name) > _NAME_LIMIT:
@@ -114,18 +112,12 @@ class JobPaths:
         """Take any path of a user or a caller."""
         object.__setattr__(self, "folder", plain(self.folder))
 
-    spec_json = _Below("folder", "spec.json")
-    """What the runner starts: argv, folder, CPUs, sandbox."""
-    environment_json = _Below("folder", "environment.json")
-    """The job's environment, 0600; the runner removes it as soon as it has read it."""
-    secrets_json = _Below("folder", "secrets.json")
-    """What must not reach the log, 0600; the log's writer removes it once it has read it."""
-    start_json = _Below("folder", "start.json")
-    """Pid, start time and boot id of the runner and of its job."""
-    exit_json = _Below("folder", "exit.json")
-    """How the job ended, as the runner saw it."""
-    lock = _Below("folder", "run.lock")
-    """Held while any process of this job lives."""
+    spec_json = _Below("folder", "spec.json")  # what the runner starts: argv, folder, CPUs, sandbox
+    environment_json = _Below("folder", "environment.json")  # 0600; its reader removes it
+    secrets_json = _Below("folder", "secrets.json")  # 0600: what must not reach the log
+    start_json = _Below("folder", "start.json")  # pids, start times and boot id of runner and job
+    exit_json = _Below("folder", "exit.json")  # how the job ended, as the runner saw it
+    lock = _Below("folder", "run.lock")  # held while any process of this job lives
 
     @property
     def read_only(self) -> tuple[Path, ...]:
@@ -161,34 +153,20 @@ class RunPaths(JobPaths):
         """The files that one replica of the run writes for itself."""
         return RunPaths(self.replicas / str(number), self.expert)
 
-    replicas = _Below("folder", "replicas")
-    """What the run's replicas write for themselves."""
-    rounds = _Below("folder", "rounds")
-    """Rounds in which the run's replicas are averaged (`flowrl.replicas.rounds`)."""
-    last_words = _Below("folder", "error.txt")
-    """Why a replica ended, if it could say so."""
-    finals = _Below("policies", "final")
-    """The folder of all final experts, renamed into place when complete."""
-    resume = _Below("policies", "resume")
-    """Parameters, optimizer state and counters of a stopped trainer."""
-    run_json = _Below("folder", "run.json")
-    """The run's plan, experts and configuration; written before launch."""
-    result_json = _Below("folder", "result.json")
-    """The run's result; written last, only by a run that reached its end."""
-    training_log = _Below("folder", "training.log")
-    """The trainer's output."""
-    older_training_log = _Below("folder", "training.log.1")
-    """The older half of the output, when the log has reached half of its cap."""
-    metrics = _Below("folder", "metrics.jsonl")
-    """One JSON line per logged update."""
-    prune_json = _Below("folder", "prune.json")
-    """Whether a trainer that is asked to stop is to end with what it has."""
-    progress = _Below("folder", "progress.json")
-    """The newest metrics, for `flowrl status` and for telling that a run hangs."""
-    tensorboard = _Below("folder", "tensorboard")
-    """TensorBoard's event files."""
-    wandb = _Below("folder", "wandb")
-    """The files of Weights & Biases."""
+    replicas = _Below("folder", "replicas")  # what the run's replicas write for themselves
+    rounds = _Below("folder", "rounds")  # rounds in which replicas are averaged (`replicas.rounds`)
+    last_words = _Below("folder", "error.txt")  # why a replica ended, if it could say so
+    finals = _Below("policies", "final")  # all final experts, renamed into place when complete
+    resume = _Below("policies", "resume")  # all that a stopped trainer goes on from
+    run_json = _Below("folder", "run.json")  # plan, experts, configuration; written before launch
+    result_json = _Below("folder", "result.json")  # written last, by a run that reached its end
+    training_log = _Below("folder", "training.log")  # the trainer's output
+    older_training_log = _Below("folder", "training.log.1")  # its older half, once it is long
+    metrics = _Below("folder", "metrics.jsonl")  # one JSON line per logged update
+    prune_json = _Below("folder", "prune.json")  # whether a stopped trainer ends with what it has
+    progress = _Below("folder", "progress.json")  # the newest metrics; they tell that a run hangs
+    tensorboard = _Below("folder", "tensorboard")  # TensorBoard's event files
+    wandb = _Below("folder", "wandb")  # the files of Weights & Biases
 
     @property
     def read_only(self) -> tuple[Path, ...]:
@@ -198,28 +176,14 @@ class RunPaths(JobPaths):
     @property
     def records(self) -> tuple[Path, ...]:
         """The files that are archived after the merge, run.json last; some may not exist."""
-        return (
-            self.module,
-            self.training_log,
-            self.older_training_log,
-            self.metrics,
-            self.result_json,
-            self.run_json,
-        )
+        logs = (self.training_log, self.older_training_log, self.metrics)
+        return (self.module, *logs, self.result_json, self.run_json)
 
     @property
     def of_the_process(self) -> tuple[Path, ...]:
         """The files that mean nothing once no process of the run lives."""
-        return (
-            self.spec_json,
-            self.environment_json,
-            self.secrets_json,
-            self.start_json,
-            self.exit_json,
-            self.lock,
-            self.progress,
-            self.prune_json,
-        )
+        given = (self.spec_json, self.environment_json, self.secrets_json)
+        return (*given, self.start_json, self.exit_json, self.lock, self.progress, self.prune_json)
 
     @property
     def tracker_folders(self) -> tuple[Path, ...]:
@@ -232,8 +196,7 @@ class IndependentPaths(RunPaths):
     """The paths of a run of independent learners: `final(i)` is agent i's checkpoint."""
 
     expert: int = 0
-    program_lock = _Below("folder", "program.lock")
-    """Held by the only program that trains in the folder."""
+    program_lock = _Below("folder", "program.lock")  # held by the only program that trains here
 
     @property
     def policies(self) -> Path:
@@ -252,65 +215,45 @@ class GraphPaths:
     root: Path
 
     def __post_init__(self) -> None:
-        """Take any path of a user or a caller."""
+        """Take any path of a user or a caller; raises FileRefusedError for that of a file."""
         object.__setattr__(self, "root", plain(self.root))
+        if self.root.exists() and not self.root.is_dir():
+            what = f"{self.root} is no graph, which is a folder"
+            raise FileRefusedError(f"{what}; name the folder of a graph (GRAPH comes first)")
 
-    scheduler_state = _Below("root", "scheduler_state.json")
-    """The scheduler's state, also for people and jq."""
-    daemon_lock = _Below("root", "daemon.lock")
-    """Held by the folder's only scheduler; contains its process id."""
-    events = _Below("root", "events.jsonl")
-    """The append-only event log, for people; nothing is decided by it."""
-    requests = _Below("root", "requests")
-    """Requests of other programs to the scheduler, one file each."""
-    notices = _Below("root", "notices")
-    """Messages that `flowrl status` shows besides the skills."""
+    scheduler_state = _Below("root", "scheduler_state.json")  # for people and jq, too
+    daemon_lock = _Below("root", "daemon.lock")  # held by the folder's scheduler, which it names
+    events = _Below("root", "events.jsonl")  # the event log, for people; nothing is decided by it
+    requests = _Below("root", "requests")  # requests to the scheduler, one file each
+    notices = _Below("root", "notices")  # messages that `flowrl status` shows besides the skills
 
     def notice(self, key: str) -> Path:
         """One notice; its key is the file's stem."""
         return self.notices / f"{key}.json"
 
-    graph_json = _Below("root", "graph.json")
-    """What the graph is: game and network sizes; written at its birth, checked at every start."""
-    config_json = _Below("root", "config.json")
-    """The resolved configuration of the last start."""
-    skill_files = _Below("root", "skill_files")
-    """The source of each skill as it was when its training began."""
+    graph_json = _Below("root", "graph.json")  # game and network sizes; checked at every start
+    config_json = _Below("root", "config.json")  # the resolved configuration of the last start
+    skill_files = _Below("root", "skill_files")  # the source of each skill when its training began
 
     def skill_file(self, skill: str) -> Path:
         """The source of one skill."""
         return self.skill_files / f"{slug(skill)}.json"
 
-    approvals = _Below("root", "approvals")
-    """The approvals of skill code, one file per digest."""
-    stages_lock = _Below("root", "stages.lock")
-    """Held by the only orchestrator of the folder."""
-    judging = _Below("root", "judging")
-    """What was measured of each judge, and answers of models."""
-    comparisons = _Below("root", "comparisons")
-    """Comparisons of experts that a merge has ordered, by run id; removed after the merge."""
-    checkpoints = _Below("root", "checkpoints")
-    """The folder of the manifest, its history and its lock."""
-    manifest = _Below("checkpoints", "global_latest.json")
-    """The global checkpoint: which version of each expert counts, and the merged run ids."""
-    manifest_pickle = _Below("checkpoints", "global_latest.pkl")
-    """The manifest's content under the documented name; flowrl never reads it."""
-    history = _Below("checkpoints", "history")
-    """The last manifests, one file per generation."""
-    global_lock = _Below("checkpoints", "global.lock")
-    """Held for the length of a merge; never deleted."""
-    quarantine = _Below("root", "quarantine")
-    """Damaged files, kept for people to read; never used again."""
-    skills = _Below("root", "skills")
-    """Permanent: one folder per trained skill."""
-    training_runs = _Below("root", "training_runs")
-    """Temporary: one folder per live run."""
-    failed_runs = _Below("training_runs", "failed")
-    """Failed attempts, kept for people to read."""
-    sweeps = _Below("root", "sweeps")
-    """One folder per sweep: see `SweepPaths`."""
-    tuned = _Below("root", "tuned")
-    """One TOML file per skill whose settings a sweep has found."""
+    approvals = _Below("root", "approvals")  # the approvals of skill code, one file per digest
+    stages_lock = _Below("root", "stages.lock")  # held by the only orchestrator of the folder
+    judging = _Below("root", "judging")  # what was measured of each judge, and answers of models
+    comparisons = _Below("root", "comparisons")  # of experts, by run id; removed after the merge
+    checkpoints = _Below("root", "checkpoints")  # the manifest, its history and its lock
+    manifest = _Below("checkpoints", "global_latest.json")  # which version of each expert counts
+    manifest_pickle = _Below("checkpoints", "global_latest.pkl")  # the same; flowrl never reads it
+    history = _Below("checkpoints", "history")  # the last manifests, one file per generation
+    global_lock = _Below("checkpoints", "global.lock")  # held during a merge; never deleted
+    quarantine = _Below("root", "quarantine")  # damaged files, for people to read; never used again
+    skills = _Below("root", "skills")  # permanent: one folder per trained skill
+    training_runs = _Below("root", "training_runs")  # temporary: one folder per live run
+    failed_runs = _Below("training_runs", "failed")  # failed attempts, kept for people to read
+    sweeps = _Below("root", "sweeps")  # one folder per sweep: see `SweepPaths`
+    tuned = _Below("root", "tuned")  # one TOML file per skill whose settings a sweep has found
 
     def tuned_file(self, skill: str) -> Path:
         """The settings that a sweep has found for one skill."""
@@ -345,12 +288,9 @@ class GraphPaths:
 class SweepPaths(GraphPaths):
     """The paths of one sweep: a graph whose runs are trials and whose experts are copies."""
 
-    sweep_json = _Below("root", "sweep.json")
-    """What the sweep is; written once."""
-    outcome_json = _Below("root", "outcome.json")
-    """What came of it, once its best points are confirmed or not."""
-    training_runs = _Below("root", "trials")
-    """One folder per trial, named by its number; they stay."""
+    sweep_json = _Below("root", "sweep.json")  # what the sweep is; written once
+    outcome_json = _Below("root", "outcome.json")  # what came of it, once its best are tried anew
+    training_runs = _Below("root", "trials")  # one folder per trial, named by its number; they stay
 
     def run(self, expert: int, skill: str) -> RunPaths:
         """The trial whose number is `expert`; the run in it may train another expert."""

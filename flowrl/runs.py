@@ -44,8 +44,7 @@ LAYERS = tuple(f"dense_{number}" for number in range(_HIDDEN_LAYERS + 1))
 class PlannedStep:
     """One line of a run's plan: which skill, how often, by which expert (global index).
 
-    It may take `max_steps` environment steps; None stands for the run's `--max_task_steps`. When it
-    is done, the inventory must hold `gains`.
+    It may take `max_steps` environment steps (None: `--max_task_steps`), and leaves `gains`.
     """
 
     skill: SkillName
@@ -57,10 +56,7 @@ class PlannedStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineageEntry:
-    """The frames of learning that one run added to an expert.
-
-    A run of the expert's own skill adds the success rate that it reached.
-    """
+    """The frames that a run added to an expert, and the success of a run of its own skill."""
 
     run_id: Word
     frames: Natural
@@ -93,10 +89,7 @@ class ExpertVersion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodeApproval:
-    """Two skill functions that may be run, by the digest of their code.
-
-    `trusted`: the syntax check was lifted for them.
-    """
+    """An approval of two skill functions, by the digest of their code; `trusted`: unchecked."""
 
     digest: Word
     trusted: bool = False
@@ -227,8 +220,7 @@ class Remapping:
     """Global expert indices ↔ local ones: `experts[local]` is a global index.
 
     A graph numbers its experts once and for all (0, 5, 10, 50); a run holds only those that its
-    plan needs, side by side (0, 1, 2, 3), so that it has memory for four networks and not for
-    fifty-one. Unpacks into the two dicts.
+    plan needs, side by side (0, 1, 2, 3): four networks, not fifty-one. Unpacks into both.
 
     >>> global_to_local, local_to_global = Remapping.of([10, 0, 5], 50)
     >>> global_to_local
@@ -249,11 +241,7 @@ class Remapping:
 
     @classmethod
     def of(cls, dependencies: Collection[int], new: int) -> Remapping:
-        """The networks of a run that trains expert `new` on top of `dependencies`.
-
-        Raises:
-          ExpertIndexError: an index is negative, or occurs twice, as `new` among `dependencies`.
-        """
+        """Return the remapping of a run; ExpertIndexError if an index is twice in it."""
         return cls(tuple(sorted([*dependencies, new])))
 
     @property
@@ -306,9 +294,7 @@ class TrainConfig(Configuration):
     def read(cls, words: Sequence[str], *, prog: str) -> TrainConfig:
         """Read a trainer's command line over the configuration that the run's record holds.
 
-        Raises:
-          ConfigError: a flag is unknown, or its value cannot be used.
-          FileRefusedError: run.json cannot be read.
+        ConfigError: a flag cannot be used. FileRefusedError: run.json cannot be read.
         """
         given = arguments.split(cls, words, prog=prog).get("module_path")
         recorded = to_argv(cls(module_path=Path(given[0]))._recorded.ppo) if given else ()
@@ -387,11 +373,7 @@ def read_run(layout: RunPaths) -> TrainingRun:
 
 
 def check_module(layout: RunPaths, run: TrainingRun) -> None:
-    """Make sure that a run's module is the one that was generated for it.
-
-    Raises:
-      FileRefusedError: it is another, or cannot be read.
-    """
+    """Raise FileRefusedError unless a run's module is the one that was generated for it."""
     found = hashlib.sha256(storage.read_bytes(layout.module)).hexdigest()
     if run.module_sha256 != found:
         raise FileRefusedError(
@@ -453,8 +435,7 @@ def expert_shapes(
 def digest_of_sources() -> str:
     """sha256 over our own modules, the versions of the libraries and XLA_FLAGS.
 
-    A game's code is no part of it: a cache has that in its key. Neither is the number of host
-    devices: a program's own number is in its key.
+    A cache has a game's code, and a program's number of host devices, in its key.
     """
     flags = os.environ.get("XLA_FLAGS", "").split()
     flags = [flag for flag in flags if "force_host_platform_device_count" not in flag]

@@ -24,7 +24,7 @@ from benchmarking import Row, arguments, report
 import flowrl
 from flowrl.arguments import count
 from flowrl.measures.objectives import read_curve
-from flowrl.paths import GraphPaths
+from flowrl.paths import GraphPaths, slug
 
 ARMS = {
     "the game's observation": {"sight": False},
@@ -56,8 +56,8 @@ class Learned:
         rows = {row.skill: row for row in flowrl.status(folder)}
         self.frames = frames
         self.needs = sum(row.frames or 0 for row in rows.values() if row.skill != target)
-        archive = GraphPaths(folder).archive(rows[target].expert, target)
-        self.curve = read_curve(archive.metrics)
+        (archive,) = GraphPaths(folder).skills.glob(f"*_{slug(target)}")
+        self.curve = read_curve(archive / "metrics.jsonl")
 
     def until(self, share: float) -> int | None:
         """Frames of the target's own run until so many of its newest episodes succeeded."""

@@ -42,7 +42,7 @@ from mixed_spaces import MixedSpace
 
 from flowrl.tuning.pruning import Pruner, Rungs, should_prune
 from flowrl.tuning.search import suggest
-from flowrl.tuning.space import Dimension, Observation, Space
+from flowrl.tuning.space import Dimension, Observation, Point, SearchInput, Space
 
 UNIT_FIELDS = ("gamma", "gae_lambda", "ent_coef", "vf_coef", "clip_eps", "lr")
 UNITS = tuple(Dimension(name=name, kind="uniform", low=0.0, high=1.0) for name in UNIT_FIELDS)
@@ -163,21 +163,27 @@ PROBLEMS: dict[str, Callable[[int], Problem]] = {
 }
 
 
+def proposal(
+    problem: Problem, history: Sequence[Observation], method: str, seed: int, *, left: float
+) -> Point:
+    """The next point of a sweep; `left` is the share of its budget."""
+    if method == "tpe":
+        import optuna_baseline  # of the extra dev
+
+        return optuna_baseline.suggest(problem.space, history, seed=seed)
+    given = SearchInput(
+        space=problem.space, history=history, number=len(history), seed=seed, budget_left=left
+    )
+    return suggest("cooled" if method == "blind" else method, given)  # type: ignore[arg-type]
+
+
 def regret(problem: Problem, method: str, seed: int) -> float:
     """What a sweep leaves to be gained; "blind" is cooled with every cost told as 1."""
     rng = np.random.default_rng([3, seed])
     history: list[Observation] = []
     spent, best_seen, worth = 0.0, -math.inf, 0.0
     while True:
-        point = suggest(
-            problem.space,
-            history,
-            (),
-            number=len(history),
-            seed=seed,
-            method="cooled" if method == "blind" else method,  # type: ignore[arg-type]
-            budget_left=1 - spent / problem.budget,
-        )
+        point = proposal(problem, history, method, seed, left=1 - spent / problem.budget)
         x = problem.space.to_unit(point)
         cost, truth = problem.cost(x), problem.score(x)
         spent += cost
@@ -293,7 +299,8 @@ def proposal_seconds() -> Row:
     taken = []
     for number in range(200, 206):
         began = time.process_time()
-        suggest(problem.space, history, (), number=number, seed=0, method="cooled", budget_left=0.5)
+        given = SearchInput(space=problem.space, history=history, number=number, budget_left=0.5)
+        suggest("cooled", given)
         taken.append(1e3 * (time.process_time() - began))
     milliseconds = statistics.median(taken)
     return Row(

@@ -99,7 +99,7 @@ class _Backend(TrainingBackend):
     def job_of(self, prepared: PreparedRun, request: RunRequest) -> Job:
         """The job of a stand-in for the trainer, which writes when it began."""
         job = super().job_of(prepared, request)
-        module = str(prepared.module_path.resolve())
+        module = str(prepared.layout.module.resolve())
         script = str(HERE / "stand_in_trainer.py")
         trainer = (sys.executable, "-I", "-S", script, str(self.made.resolve()), module)
         argv = ("/bin/sh", "-c", NOTED, str(job.folder), *trainer)

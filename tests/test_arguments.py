@@ -199,7 +199,7 @@ def test_every_flag_may_stand_in_a_config_file(tmp_path, item):
         ("config = 'a.toml'", "'config' names this very file"),
         ("learning_rate = 1", "'learning_rate' is no flag; it is called lr"),
         (f"lr = {'[' * 5000}{']' * 5000}", "its lists lie too deep"),
-        (f"# {'x' * 2**20}", "has over 1048576 bytes"),
+        (f"# {'x' * 2**20}", "has over 1,048,576 bytes"),
         ("max_retries = 1.5", "--max_retries (config file) is '1.5', not a whole number"),
         ("lr = nan", "--lr (config file) is nan, not a finite number"),
     ],
@@ -233,12 +233,6 @@ def test_a_variable_of_ours_that_is_no_flag_is_refused(monkeypatch, capsys):
     monkeypatch.setenv("FLOWRL_XYZZY", "2")
     with pytest.raises(ConfigError, match="FLOWRL_XYZZY is no flag; unset it"):
         parse(BottomUpConfig, [])
-    monkeypatch.delenv("FLOWRL_XYZZY")
-    monkeypatch.setenv("FLOWRL_FOO", "2")
-    with pytest.raises(ConfigError, match="no flag; unset it"):
-        parse(BottomUpConfig, [])
-    monkeypatch.delenv("FLOWRL_FOO")
-    monkeypatch.setenv("FLOWRL_XYZZY", "2")
     assert cli.main(["status", "exp/demo"]) == 2
     assert "FLOWRL_XYZZY is no flag; unset it" in capsys.readouterr().err
 

@@ -61,7 +61,7 @@ class Dice:
     """A stand-in for a SkillEnv: worlds are numbers, and what an action does is drawn."""
 
     reward = 1.0
-    game = SimpleNamespace(observation_size=2, num_actions=3)
+    game, observation_size = SimpleNamespace(num_actions=3), 2
     module = SimpleNamespace(experts=(0, 1), tasks=("throw", "throw again"))
     plan = np.int32(0)
 
@@ -78,6 +78,7 @@ class Dice:
             length=zero,
             task_length=zero,
             total=jnp.zeros((), jnp.float32),
+            visited=jnp.zeros((0, 0), bool),
             potential=jnp.zeros((), jnp.float32),
         )
 
@@ -106,6 +107,7 @@ class Dice:
             next_expert=state.task,
             task_success=state.success,
             lied=~done & done,
+            explored=~done & done,
             episode_length=state.length,
             episode_return=state.total,
         )

@@ -25,12 +25,7 @@ from flowrl.parallel.events import NewSkill, RunRequest
 from flowrl.parallel.feeder import Feeder
 from flowrl.parallel.scaling import Scaling
 from flowrl.parallel.scheduler import SkillScheduler
-from flowrl.parallel.skill_sources import (
-    Library,
-    SkillSources,
-    open_graph,
-    skill_configs,
-)
+from flowrl.parallel.skill_sources import Library, SkillSources, open_graph, skill_configs
 from flowrl.parallel.status import Completed, Held, Waiting
 from flowrl.parallel.training_backend import TrainingBackend
 from flowrl.paths import GraphPaths, RunPaths
@@ -312,9 +307,7 @@ def skill_config(bench):
 def merge_policy(bench):
     seen = []
     bench.monkeypatch.setattr(
-        training_backend,
-        "merge_run",
-        lambda *args, rule, **facts: seen.append(rule) or {},
+        training_backend, "merge_run", lambda *args, rule, **facts: seen.append(rule) or {}
     )
     bench.backend("--merge_policy=eval_gate").merge(RunRequest(skill=WOOD, expert=0, attempt=1))
     assert seen == [MERGE_RULES["eval_gate"]]
@@ -504,7 +497,7 @@ def launcher(bench):
 def tmux_socket(bench):
     found = start.open_launcher(bench.parsed("--tmux_socket=mine").launch)
     assert isinstance(found, TmuxLauncher)
-    assert found.server.socket_name == "mine"
+    assert found.server.address == ("-L", "mine")
 
 
 def test_the_environment_chooses_the_library(bench):

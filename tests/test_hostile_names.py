@@ -206,7 +206,7 @@ def test_hostile_names_are_prepared_merged_and_archived(world):
     for number, name in enumerate(names):
         skill = make_skill(name, gain=f"thing{number}")
         ready = prepare(layout, name, number, {}, graph=SkillGraph([skill]))
-        tree = ast.parse(ready.module_path.read_text())
+        tree = ast.parse(ready.layout.module.read_text())
         kinds = {type(node).__name__ for node in tree.body}
         assert kinds <= {"Expr", "Assign", "AnnAssign", "FunctionDef", "Import", "ImportFrom"}
         finish(ready.layout, {number: 100})

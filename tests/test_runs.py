@@ -44,11 +44,7 @@ RESULT = runs.RunResult(
     frames=100,
     experts=(
         runs.ExpertReport(
-            expert=0,
-            acted=60,
-            sha256="b",
-            content="bb",
-            shapes={"actor/dense_0/kernel": (4, 2)},
+            expert=0, acted=60, sha256="b", content="bb", shapes={"actor/dense_0/kernel": (4, 2)}
         ),
         runs.ExpertReport(expert=4, acted=40, sha256="c", content="cc", shapes={}),
     ),

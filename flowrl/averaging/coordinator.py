@@ -228,11 +228,8 @@ class LocalSyncCoordinator(SyncCoordinator):
         weights = weights[finite]
         equal = weights[0] > 0 and (weights == weights[0]).all()
         mean = average(self._rule, rows[finite], None if equal else weights)
-        return (
-            mean,
-            (*agents[finite],),
-            dict.fromkeys(agents[~finite], "its weights are not finite"),
-        )
+        left_out = dict.fromkeys(agents[~finite], "its weights are not finite")
+        return mean, (*agents[finite],), left_out
 
     def _queue(self, agent_id: str) -> asyncio.Queue[SyncMessage]:
         if agent_id not in self._queues:

@@ -32,19 +32,12 @@ _STEPS, _CLOSE = 200, 1e-12  # of Weiszfeld's iteration; its least relative chan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """A rule with its parameters.
-
-    Args:
-      name: of the rule.
-      trimmed: share of the members that `trimmed_mean` leaves out at each end, below 1/2.
-      faulty: how many members may be faulty, for `krum` and `multi_krum`.
-      kept: how many members `multi_krum` takes the mean of (default: all but the faulty).
-    """
+    """A rule with its parameters."""
 
     name: RuleName = "mean"
-    trimmed: float = 0.2
-    faulty: int = 1
-    kept: int | None = None
+    trimmed: float = 0.2  # share that `trimmed_mean` leaves out at each end, below 1/2
+    faulty: int = 1  # members that may be faulty, for `krum` and `multi_krum`
+    kept: int | None = None  # members of `multi_krum`'s mean (default: all but the faulty)
 
     def bears(self, members: int) -> int:
         """Return the number of members that may be faulty, of so many."""
@@ -74,11 +67,8 @@ class Rule:
 def average(rule: Rule, rows: np.ndarray, weights: np.ndarray | None = None) -> Vector:
     """One vector of the members' `rows` `[n, d]`.
 
-    `weights` `[n]` are numbers from 0, one above 0 at least; without them all count alike.
-
-    Raises:
-      ConfigError: too few members for the rule, or weights for one that takes none.
-      ValueError: a number is not finite.
+    `weights` `[n]` are numbers from 0, one above 0 at least; without them all count alike. Raises
+    ConfigError as `Rule.check`, and ValueError if a number is not finite.
     """
     rule.check(len(rows), weighted=weights is not None)
     rows = np.asarray(rows, np.float64)
@@ -192,10 +182,8 @@ def gossip_means(rows: np.ndarray, rounds: int, *, first: int = 0, seed: int = 0
     """The members' rows f64 `[n, d]` after so many rounds, from round `first`.
 
     No round waits for all agents, and none has a mean of all: the agents come nearer to it, and it
-    stays where it is but for rounding. A pair's agents get the same bits, others do not.
-
-    Raises:
-      ConfigError: there are fewer than two members, or numbers of one are NaN or infinite.
+    stays where it is but for rounding. A pair's agents get the same bits, others do not. Raises
+    ConfigError for fewer than two members, or numbers that are not finite.
     """
     rows = np.array(rows, np.float64)
     spectral_gap(len(rows))  # which refuses a single member

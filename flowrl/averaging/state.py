@@ -57,8 +57,7 @@ def _form(tree: Any, path: str) -> tuple[int, ...] | list[str]:
 def to_row(tree: Tree, like: Tree, least: type = np.float64) -> np.ndarray:
     """The numbers of a tree of floats as one vector `[d]`, of type `least` or a wider one.
 
-    Raises:
-      ConfigError: its keys, shapes or dtypes are not those of `like`, or not floats; or is empty.
+    Raises ConfigError unless keys, shapes and dtypes are those of `like`, floats, and not empty.
     """
     parts: list[np.ndarray] = []
 

@@ -140,9 +140,8 @@ class DistributedTrainer:
     ) -> dict[str, Any]:
         """Train all agents for so many steps, a round after each `sync_interval`; the summary.
 
-        Raises:
-          ConfigError: a number is not above 0, or an agent has no weights or joined already.
-          TrainingError: fewer than `min_agents` are left; they keep what they learned.
+        Raises ConfigError for a number that is not above 0, or an agent that has no weights or
+        joined already; TrainingError if fewer than `min_agents` are left.
         """
         if not min(learning_rate, iterations, sync_interval) > 0:
             raise ConfigError("iterations, learning_rate and sync_interval must be above 0")

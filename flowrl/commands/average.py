@@ -20,7 +20,7 @@ from flowrl.console import print_report
 from flowrl.errors import ConfigError, ExpertCorruptError, FileRefusedError
 from flowrl.experts import manifest as manifests
 from flowrl.experts.store import ExpertStore
-from flowrl.paths import GraphPaths, RunPaths
+from flowrl.paths import GraphPaths, RunPaths, existing_graph
 from flowrl.runs import read_run
 from flowrl.storage.records import Positive
 
@@ -54,12 +54,7 @@ class AverageCommand:
     """Print JSON instead of lines."""
 
     def __call__(self) -> int:
-        """Average, and print what.
-
-        Raises:
-          ConfigError: experts that are missing, of other shapes, with a NaN or no common ancestor.
-          FileRefusedError: the new folder exists.
-        """
+        """Average, and print what; raises ConfigError for experts that cannot be averaged."""
         from flowrl.experts import checkpoint
 
         rule, weights = self._rule(), self._weights()
@@ -192,9 +187,10 @@ class ExportCommand(GraphCommand):
 
     def __call__(self) -> int:
         """Export, and print what."""
+        paths = existing_graph(self.graph_path)
         from flowrl.agent import export_agent
 
-        record = export_agent(GraphPaths(self.graph_path), self.output)
+        record = export_agent(paths, self.output)
         names = ", ".join(each.skill for each in record.experts)
         sys.stdout.write(
             f"{self.output}: the experts of generation {record.generation} for "

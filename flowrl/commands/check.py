@@ -30,6 +30,7 @@ from flowrl.skills.validation.dry_run import (
 from flowrl.skills.validation.syntax import fitting_games
 
 _NO_PLAN = "no plan yet: "
+_SAME = "task_reward is the same in every timestep, so it guides nobody; compute it from features"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,11 +69,7 @@ class CheckCommand:
     """Print JSON: for every file the games it is good for, or why it is refused."""
 
     def __call__(self) -> int:
-        """Print one line per file or broken promise; returns 1 when there is a fault, else 0.
-
-        Raises:
-          ConfigError: no file is named, or a folder has none, or files beside a game.
-        """
+        """Print one line per file or broken promise; returns 1 when there is a fault, else 0."""
         if self.game is not None:
             return self._check_game(find_game(self.game))
         files = skill_files(self.files)
@@ -166,10 +163,11 @@ def _plans(
         )
         for number, skill in fit.items():
             try:
-                steps = [f"{step.skill} × {step.count}" for step in graph.plan(skill.name)]
-                found.setdefault(number, {})[game.name] = ", ".join(steps)
+                steps = graph.plan(skill.name)
+                plan = ", ".join(f"{step.skill} × {step.count}" for step in steps)
             except GraphError as error:
-                found.setdefault(number, {})[game.name] = f"{_NO_PLAN}{error}"
+                plan = f"{_NO_PLAN}{error}"
+            found.setdefault(number, {})[game.name] = plan
     return found
 
 
@@ -192,11 +190,7 @@ def _warning(skill: Skill | str) -> str | None:
     reward = parsed_function(skill.reward)
     features = {argument.arg for argument in reward.args.args} - {COUNT}
     used = {node.id for node in ast.walk(reward) if isinstance(node, ast.Name)}
-    if features & used:
-        return None
-    return (
-        "task_reward is the same in every timestep, so it guides nobody; compute it from features"
-    )
+    return None if features & used else _SAME
 
 
 def _games(skill: Skill) -> list[str]:

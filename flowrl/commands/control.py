@@ -23,12 +23,7 @@ from flowrl.parallel.events import DONE, MOST_PRIORITY, Response, Verb, why_not
 from flowrl.parallel.health import daemon_of, in_words
 from flowrl.parallel.recovery import recorded_config
 from flowrl.parallel.requests import send_request
-from flowrl.parallel.skill_sources import (
-    Library,
-    SkillSources,
-    open_graph,
-    skill_configs,
-)
+from flowrl.parallel.skill_sources import Library, SkillSources, open_graph, skill_configs
 from flowrl.parallel.state import SchedulerState, StateFile
 from flowrl.parallel.status import Running
 from flowrl.paths import GraphPaths, graph_or_sweep, printable
@@ -51,11 +46,7 @@ class ControlCommand(GraphCommand):
     """Print the request and its response as JSON."""
 
     def _send(self, verb: Verb, skill: str | None, *, number: int = 0) -> int:
-        """Send a request, wait for its response if that is wanted, and print both.
-
-        Raises:
-          GraphError: there is no such skill, or its status does not admit the request.
-        """
+        """Send a request, wait for its response if that is wanted, and print both."""
         paths = GraphPaths(self.graph_path)
         if skill is None or verb is Verb.ADD:
             read_rows(paths)  # the folder is a graph's
@@ -171,9 +162,7 @@ class RetrainCommand(OneSkillCommand):
     def __call__(self) -> int:
         """Check the new text, keep it with the graph, and ask the scheduler to train the skill.
 
-        Raises:
-          SkillError: its code is refused; nothing is changed.
-          GraphError, ConfigError: the skill is not completed, or does not go into the graph.
+        What is refused changes nothing.
         """
         paths = GraphPaths(self.graph_path)
         row = find_row(read_rows(paths), self.skill, paths.root)
@@ -213,11 +202,7 @@ class AddCommand(ControlCommand):
     def __call__(self) -> int:
         """Check the files, keep them with the graph, and ask the scheduler to train them.
 
-        Skills that are kept already are asked for again.
-
-        Raises:
-          SkillError: the code of one is refused; nothing is changed.
-          GraphError, ConfigError: one does not go into the graph.
+        Skills that are kept already are asked for again. What is refused changes nothing.
         """
         files = skill_files(self.files)
         paths = GraphPaths(self.graph_path)
@@ -326,11 +311,7 @@ class StopCommand(ControlCommand):
     """Let the runs save what they have and end; the next start goes on with them."""
 
     def __call__(self) -> int:
-        """Run the command.
-
-        Raises:
-          GraphError: no scheduler is running; nothing is left that would end the next one.
-        """
+        """Run the command; without a scheduler nothing is left that would end the next one."""
         paths = GraphPaths(self.graph_path)
         read_rows(paths)  # the folder is a graph's
         if daemon_of(paths.daemon_lock) is None:

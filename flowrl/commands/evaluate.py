@@ -32,12 +32,7 @@ class EvaluateCommand(ReportCommand):
     """Confine the evaluation by bubblewrap, with the graph read-only; auto: if it is there."""
 
     def __call__(self) -> int:
-        """Evaluate in a child process and print; returns 1 below `at_least`.
-
-        Raises:
-          ExpertMissingError: no such skill is merged; says which are.
-          ConfinedError: the episodes could not be played; says why.
-        """
+        """Evaluate in a child process and print; returns 1 below `at_least`."""
         report = evaluate(
             self.graph_path,
             self.skill,

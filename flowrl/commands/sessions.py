@@ -65,20 +65,14 @@ class AttachCommand(GraphCommand):
     """The skill's name, or its expert number."""
 
     def __call__(self) -> int:
-        """Become `tmux attach`, or inside the same tmux server `tmux switch-client`.
-
-        Raises:
-          ConfigError: tmux is missing, or the terminal is inside another server.
-          GraphError: the skill has no session.
-        """
+        """Become `tmux attach`, or inside the same tmux server `tmux switch-client`."""
         paths = GraphPaths(self.graph_path)
         row = find_row(read_rows(paths), self.skill, paths.root)
         program = shutil.which("tmux")
         if program is None:
             raise ConfigError(f"tmux is missing; flowrl logs {paths.root} SKILL -f shows the run")
-        socket = None
-        if paths.config_json.exists():
-            socket = recorded_config(paths).launch.tmux_socket
+        begun = paths.config_json.exists()
+        socket = recorded_config(paths).launch.tmux_socket if begun else None
         address = ["-S" if "/" in socket else "-L", socket] if socket else []
         tmux = [program, *address]
         env = {name: value for name, value in os.environ.items() if name != "TMUX"}
@@ -92,8 +86,8 @@ class AttachCommand(GraphCommand):
         server = row.session and listed.stdout.partition("\n")[0]
         if not server:
             log = f'; flowrl logs {paths.root} "{row.skill}" shows its log'
-            begun = "" if row.expert is None else log
-            raise GraphError(f"{row.skill} is {row.status} and has no tmux session{begun}")
+            hint = "" if row.expert is None else log
+            raise GraphError(f"{row.skill} is {row.status} and has no tmux session{hint}")
         here = os.environ.get("TMUX", "").rpartition(",")[0].rpartition(",")[2]
         if here not in ("", server):
             raise ConfigError(
@@ -153,11 +147,7 @@ class LogsCommand(GraphCommand):
 
 
 def _newest_log(paths: GraphPaths, row: SkillRow) -> Path:
-    """The live run's log, else the archived one, else the last failed attempt's.
-
-    Raises:
-      FileRefusedError: the skill has no log yet.
-    """
+    """The live run's log, else the archived one, else the last failed attempt's."""
     if row.expert is not None:
         live, archive = paths.run(row.expert, row.skill), paths.archive(row.expert, row.skill)
         stem = paths.failed_run(row.expert, row.skill, 0).name.removesuffix("0")

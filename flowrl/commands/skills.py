@@ -18,10 +18,7 @@ from flowrl.console import print_report
 from flowrl.parallel.recovery import recorded_config
 from flowrl.parallel.skill_sources import Library, SkillSources, check_graph_record, open_graph
 from flowrl.paths import DEFAULT_GRAPH, GraphPaths, slug
-from flowrl.reports.status import (
-    WIDTH,
-    read_rows,
-)
+from flowrl.reports.status import WIDTH, read_rows
 from flowrl.skills.graph import SkillGraph
 
 _NEW = "not begun"

@@ -24,7 +24,7 @@ import numpy as np
 from flowrl.envs.base import REWARD_LIMIT, StepOutput
 from flowrl.envs.sight import nearest, not_visited, visit, window
 from flowrl.envs.skill_module import SuccessFunctions, Task, TaskModule
-from flowrl.errors import FalseGainError, SkillError
+from flowrl.errors import ConfigError, FalseGainError, SkillError
 from flowrl.games.base import COUNT, Engine, Game, WorldStep, find_game
 from flowrl.games.random_play import settle
 from flowrl.skills.skill import load_library
@@ -147,19 +147,23 @@ class SkillEnv:
             length=jnp.zeros((), jnp.int32),
             task_length=jnp.zeros((), jnp.int32),
             total=jnp.zeros((), jnp.float32),
-            visited=self._visit(self._not_visited, world)[0],
+            visited=self._visit(not_visited(self._cells or (0, 0)), world)[0],
             potential=jnp.zeros((), jnp.float32),
         )
 
     def observe(self, state: WalkState) -> jax.Array:
         """f32[observation_size]: the game's observation, with sight the columns beside it."""
         seen = self.engine.observe(state.world)
+        if seen.shape != (self.game.observation_size,):  # the networks' error would name no game
+            name, size = self.game.name, self.game.observation_size
+            found = f"observe returns {list(seen.shape)}, and observation_size is {size}"
+            raise ConfigError(f"{name}: {found}; see flowrl check --game {name}")
         if not self.sight:
             return seen
         parts = [seen, self._of_step(state)]
         if self.game.view:
             parts.append(nearest(seen, self.game.view))
-        if self.game.cells:
+        if self._cells:
             parts.append(window(state.visited, self.engine.cell(state.world)))
         return jnp.concatenate(parts)
 
@@ -170,16 +174,13 @@ class SkillEnv:
         return jnp.stack([_LACK_SCALE * lack, left]).astype(jnp.float32)
 
     @property
-    def _not_visited(self) -> jax.Array:
-        return not_visited(self.game.cells) if self._covers else jnp.zeros((0, 0), bool)
-
-    @property
-    def _covers(self) -> bool:
-        return self.sight and self.game.cells is not None
+    def _cells(self) -> tuple[int, int] | None:
+        """Rows and columns of the cells that are remembered, if any."""
+        return self.game.cells if self.sight else None
 
     def _visit(self, visited: jax.Array, world: Any) -> tuple[jax.Array, jax.Array]:
         """The cells visited once the player is in `world`, and whether its cell is new."""
-        if not self._covers:
+        if not self._cells:
             return visited, jnp.zeros((), bool)
         return visit(visited, self.engine.cell(world))
 
@@ -207,7 +208,7 @@ class SkillEnv:
         lied = completed & (self._held(world) < state.plan.gains[state.task]).any()
         walked, output = self._walk(state, world, completed=completed, earned=earned, over=over)
         visited, explored = self._visit(state.visited, world)
-        anew, _ = self._visit(self._not_visited, world)
+        anew, _ = self._visit(jnp.zeros_like(visited), world)
         walked = walked._replace(visited=jnp.where(completed, anew, visited))
         return walked, output._replace(lied=lied, explored=explored)
 

@@ -47,15 +47,9 @@ def start_reader() -> None:
 
 
 def read_arrays(folders: Sequence[Path], expected: Shapes) -> tuple[ArrayReport, ...]:
-    """Read the arrays in each folder; only leaves of the expected shapes are loaded.
+    """Read the arrays in each folder; only leaves of the `expected` shapes, by path, are loaded.
 
-    Args:
-      folders: checkpoints of one expert each.
-      expected: the shape of each leaf, by its path.
-
-    Raises:
-      ExpertCorruptError: the files crash the process that reads them.
-      BusyError: the reader was ended from outside, or took too long.
+    ExpertCorruptError: the files crash their reader. BusyError: it was ended, or took too long.
     """
     if not folders:
         return ()
@@ -106,10 +100,7 @@ def _reader() -> subprocess.Popen[bytes]:
 
 
 def _popen() -> subprocess.Popen[bytes]:
-    """A child that inherits no lock, and that no key typed in a terminal reaches.
-
-    It ends when its standard input is closed, so it does not outlive this process.
-    """
+    """A child that inherits no lock and no key typed in a terminal, and ends with its input."""
     return subprocess.Popen(
         [sys.executable, "-P", "-B", str(READER)],
         stdin=subprocess.PIPE,

@@ -1,8 +1,7 @@
 """The child program of `array_check`: reads one order on stdin, prints what the arrays are.
 
-It imports nothing of flowrl, so that it starts fast and can be run by its path. Only leaves of the
-expected shapes are loaded, one at a time; chunks larger than their leaf, which would take more
-memory than the leaf, are refused first.
+It imports nothing of flowrl, so it starts fast and can be run by its path. Only leaves of the
+expected shapes are loaded, one at a time; chunks larger than their leaf are refused first.
 """
 
 from __future__ import annotations
@@ -41,10 +40,7 @@ def main() -> int:
 
 
 def report(folder: Path, expected: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
-    """The digest of the arrays in `folder`, and how they differ from what is expected.
-
-    Without the expected leaves of float32 in their shapes, no array is loaded.
-    """
+    """Return the digest of the arrays in `folder`, or how they differ from what is expected."""
     content = ""
     try:
         context = tensorstore.Context(_CACHED)

@@ -28,14 +28,9 @@ _UNREADABLE = (ValueError, OSError, KeyError, TypeError)  # what Orbax raises fo
 
 
 def save_expert(folder: Path, params: Any) -> None:
-    """Save a tree of arrays to `folder`, which must not exist; it appears whole and durable.
+    """Save nested dicts of arrays of any shape and dtype to `folder`, a new one, durably.
 
-    Args:
-      folder: the checkpoint.
-      params: leaves of any shape and dtype, as nested dicts.
-
-    Raises:
-      OSError: the disk is full, which Orbax reports by a ValueError.
+    OSError means that the disk is full, which Orbax reports by a ValueError.
     """
     storage.make_dir(folder.parent)
     for left in folder.parent.glob(f".tmp-{folder.name}*"):  # Orbax's, of a trainer that was killed
@@ -53,12 +48,7 @@ def save_expert(folder: Path, params: Any) -> None:
 def load_expert(folder: Path, like: PyTree) -> PyTree:
     """Read the tree in `folder`, bit for bit, as NumPy arrays in the structure of `like`.
 
-    Args:
-      folder: the checkpoint.
-      like: its leaves need only `shape` and `dtype`, for example `like_of(shapes)`.
-
-    Returns:
-      An array of the same shape and dtype for each leaf of `like`.
+    Each leaf of `like` needs only `shape` and `dtype`, for example `like_of(shapes)`.
 
     Raises:
       ExpertMissingError: there is no such folder.
@@ -67,7 +57,8 @@ def load_expert(folder: Path, like: PyTree) -> PyTree:
     """
     if not folder.is_dir():
         raise ExpertMissingError(f"{folder} does not exist; train its skill again")
-    expected = {path: _form(leaf) for path, leaf in named_leaves(like).items()}
+    leaves = named_leaves(like)
+    expected = {path: _form(numbers(leaf)) for path, leaf in leaves.items()}
     _refuse_difference(folder, _stored_forms(folder), expected)
     blank = {path: np.zeros(shape, dtype) for path, (shape, dtype) in expected.items()}
     try:
@@ -77,7 +68,8 @@ def load_expert(folder: Path, like: PyTree) -> PyTree:
             )
     except _UNREADABLE as error:
         raise _corrupt(folder, error) from error
-    return jax.tree.unflatten(jax.tree.structure(like), [found[path] for path in expected])
+    restored = [from_numbers(found[path], leaf) for path, leaf in leaves.items()]
+    return jax.tree.unflatten(jax.tree.structure(like), restored)
 
 
 def shapes_of(params: Any) -> dict[str, tuple[int, ...]]:
@@ -108,11 +100,7 @@ def like_of(shapes: Shapes, dtype: Any = np.float32) -> dict[str, Any]:
 
 
 def stored_like(folder: Path) -> dict[str, Any]:
-    """Return a checkpoint's abstract leaves by path, as `load_expert` takes them.
-
-    Raises:
-      ExpertCorruptError: its files cannot be read.
-    """
+    """Return a checkpoint's abstract leaves by path; ExpertCorruptError if it is unreadable."""
     forms = _stored_forms(folder).items()
     return {path: jax.ShapeDtypeStruct(shape, dtype) for path, (shape, dtype) in forms}
 
@@ -200,5 +188,20 @@ def named_leaves(tree: Any) -> dict[str, Any]:
 
 
 def host_leaves(tree: Any) -> dict[str, np.ndarray]:
-    """Return the leaves of a tree by their paths, in the host's memory."""
-    return {path: np.asarray(leaf) for path, leaf in named_leaves(jax.device_get(tree)).items()}
+    """Return the leaves of a tree by their paths, in the host's memory, as numbers."""
+    on_host = jax.device_get(jax.tree.map(numbers, tree))
+    return {path: np.asarray(leaf) for path, leaf in named_leaves(on_host).items()}
+
+
+def numbers(leaf: Any) -> Any:
+    """Return the numbers of a random key, any other leaf as it is."""
+    return jax.random.key_data(leaf) if _is_key(leaf) else leaf
+
+
+def from_numbers(found: Any, like: Any) -> Any:
+    """Return a random key of these numbers if `like` is one, else what was found."""
+    return jax.random.wrap_key_data(found) if _is_key(like) else found
+
+
+def _is_key(leaf: Any) -> bool:
+    return hasattr(leaf, "dtype") and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)

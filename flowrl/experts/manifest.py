@@ -93,11 +93,7 @@ def is_version_name(text: str) -> bool:
 
 
 def checked_run_id(text: str) -> str:
-    """The run id, once it is sure that it can be a part of a file name.
-
-    Raises:
-      FileRefusedError: it holds other characters than letters, digits, `.`, `_` and `-`.
-    """
+    """Return the run id, once it can be a part of a file name; else raise FileRefusedError."""
     if _RUN_ID.fullmatch(text) is None:
         raise FileRefusedError(f"{text!r} is no run id; use letters, digits, '.', '_' and '-'")
     return text
@@ -106,9 +102,7 @@ def checked_run_id(text: str) -> str:
 def read(layout: GraphPaths) -> Manifest:
     """The manifest on disk; an empty one for a graph that has merged nothing yet.
 
-    Raises:
-      FileRefusedError: it is damaged, or lost while its history is there.
-      FormatVersionError: another version of flowrl wrote it.
+    FileRefusedError: it is damaged, lost while its history is there, or of another version.
     """
     past = generations(layout)  # looked at first: a first merge writes it after the manifest
     if not os.path.lexists(layout.manifest):

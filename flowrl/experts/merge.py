@@ -141,11 +141,7 @@ def decide(
     candidate: Candidate,
     evidence: Evidence | None = None,
 ) -> MergeDecision | Question:
-    """Decide about a candidate; the rule is asked only if the case is not clear without it.
-
-    Raises:
-      ResultRefusedError: its arrays have another form than the current ones.
-    """
+    """Decide about a candidate, by the rule if need be; ResultRefusedError if its shapes differ."""
     if current is None:
         return UseCandidate(why="new expert")
     _refuse_other_shapes(current, candidate)
@@ -189,9 +185,8 @@ def frame_average(
 ) -> MergeDecision | Question:
     """Use the mean of both copies, weighted by the frames since their common ancestor.
 
-    Only copies with a common ancestor are averaged: parameters of different origins do not fit one
-    another. The weights are shares of frames, so nothing is extrapolated, and the mean of many
-    copies does not depend on their order.
+    Parameters of different origins do not fit one another, so without such an ancestor the frames
+    decide. The mean of many copies does not depend on their order.
     """
     if ancestor is None or not descends(current, ancestor):
         return _by_frames(current, candidate, "not averaged: the copies have no common ancestor")
@@ -257,10 +252,7 @@ MERGE_RULES: Mapping[MergePolicyName, MergeRule] = {
 
 
 def descends(version: ExpertVersion, ancestor: ExpertVersion) -> bool:
-    """Return whether a version was made from this ancestor, directly or over other versions.
-
-    The lineage of a version is that of its parent and one run more.
-    """
+    """Return whether a version was made from this ancestor, directly or over other versions."""
     return version.lineage[: len(ancestor.lineage)] == ancestor.lineage
 
 
@@ -289,9 +281,8 @@ def more_often(wins: int, losses: int) -> bool:
     """Return whether wins outnumber losses by more than chance: the share's bound is over a half.
 
     For pairs of outcomes this is the test of Q. McNemar, "Note on the sampling error of the
-    difference between correlated proportions or percentages", Psychometrika 12 (1947), 153-157,
-    since Wilson's interval holds just the shares that the score test does not reject. Both rest on
-    the normal distribution, so fewer than ten pairs that differ say nothing here.
+    difference between correlated proportions or percentages", Psychometrika 12 (1947), 153-157. It
+    rests on the normal distribution, so fewer than ten pairs that differ say nothing here.
 
     >>> more_often(9, 1), more_often(6, 4), more_often(4, 0)
     (True, False, False)

@@ -31,9 +31,7 @@ def usable(store: ExpertStore, version: ExpertVersion) -> ExpertVersion:
     """Return the version if it is whole; else the newest earlier whole one, which counts now.
 
     Damage is logged as an error and shown by `flowrl status` until `flowrl fsck --repair` has run.
-
-    Raises:
-      ExpertMissingError, ExpertCorruptError: it is damaged, and no earlier version is whole.
+    Without a whole version, ExpertMissingError or ExpertCorruptError says so.
     """
     try:
         store.verify(version)
@@ -64,9 +62,7 @@ def usable(store: ExpertStore, version: ExpertVersion) -> ExpertVersion:
 def rollback(store: ExpertStore, generation: int) -> Manifest:
     """Make the experts of an earlier generation count again, as a new generation.
 
-    Raises:
-      FileRefusedError: the history does not hold that generation.
-      ExpertMissingError, ExpertCorruptError: one of its versions cannot be used any more.
+    FileRefusedError: there is no such generation. ExpertError: one of its versions is not whole.
     """
     history = {number: known for number, known in manifests.read_history(store.layout) if known}
     if generation not in history:
@@ -82,18 +78,14 @@ def rollback(store: ExpertStore, generation: int) -> Manifest:
 
 
 def restore_manifest(layout: GraphPaths) -> str:
-    """Replace a damaged manifest by the newest generation of its history.
+    """Replace a damaged manifest by the newest generation of its history, and say so.
 
     A generation is written to the history before it counts, so the newest one is either what the
     manifest said or a merge that was about to count. If it cannot be read, an older one is taken
-    only if no version on disk was made by a later merge.
+    only if no version on disk was made by a later merge. Returns "" if the manifest is whole.
 
-    Returns:
-      What was done; "" if the manifest is whole.
-
-    Raises:
-      FileRefusedError: no generation can be read, or a merge would be lost; says which.
-      FormatVersionError: another version of flowrl wrote the manifest.
+    FileRefusedError means that no generation can be read, or a merge would be lost; it says which.
+    FormatVersionError means that another version of flowrl wrote the manifest.
     """
     store = ExpertStore(layout)
     try:
@@ -127,13 +119,10 @@ def restore_manifest(layout: GraphPaths) -> str:
 
 
 def fall_back(store: ExpertStore, broken: ExpertVersion, why: str) -> ExpertVersion | None:
-    """Make the newest earlier whole version of an expert count again; quarantine the broken one.
+    """Make the newest earlier whole version of an expert count again, and return it.
 
-    Returns:
-      That version; None if no earlier one is whole, and then nothing has changed.
-
-    Raises:
-      FileRefusedError: a folder of the graph is not where it belongs; nothing has changed.
+    The broken one goes to quarantine. Returns None, and changes nothing, if no earlier one is
+    whole; FileRefusedError, too, changes nothing: a folder of the graph is not where it belongs.
     """
     newest = manifests.generation_of(broken.version)
     earlier = {
@@ -177,10 +166,8 @@ def spares(store: ExpertStore) -> list[ExpertVersion]:
 def set_aside(layout: GraphPaths, path: Path, why: str, *, copy: bool = False) -> Path:
     """Move a damaged file or folder, if it is there, to quarantine, with the reason.
 
-    A file that is replaced next is copied, so that it is never missing.
-
-    Raises:
-      FileRefusedError: a link or a file is in the place of a folder; nothing has changed.
+    A file that is replaced next is copied, so that it is never missing. FileRefusedError changes
+    nothing: a link or a file is in the place of a folder.
     """
     first = place = _quarantine_place(layout, path)
     if not os.path.lexists(path):

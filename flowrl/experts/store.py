@@ -70,11 +70,7 @@ class ExpertStore:
         return self.layout.expert_version(version.index, version.skill, version.version)
 
     def archive_of(self, skill: str) -> RunPaths:
-        """The archive of the run that trained a skill: its name, machine name or expert number.
-
-        Raises:
-          ExpertMissingError: no such skill is merged; says which are.
-        """
+        """Return a merged skill's archive, by its name, machine name or expert number."""
         merged = self.manifest().experts
         for index, version in merged.items():
             names = (version.skill, slug(version.skill), str(index))
@@ -89,9 +85,7 @@ class ExpertStore:
     def verify(self, version: ExpertVersion) -> Path:
         """Return the folder of a version after checking that its files are the committed ones.
 
-        Raises:
-          ExpertMissingError: the folder is not there.
-          ExpertCorruptError: a file was changed, added, lost or replaced by a link.
+        ExpertMissingError: there is none. ExpertCorruptError: a file was changed, added or lost.
         """
         path = self.path_of(version)
         name = f"expert {version.index} ({version.skill})"
@@ -122,17 +116,13 @@ class ExpertStore:
         rule: MergeRule,
         evidence: Mapping[int, Evidence] | None = None,
     ) -> Commit:
-        """Merge a run atomically and exactly once.
+        """Merge a run atomically and exactly once, by its id in the ledger.
 
-        Args:
-          run_id: the key of the ledger.
-          candidates: the run's experts.
-          rule: decides where another run has trained the same expert.
-          evidence: the answers, by expert, to the `questions` asked before.
+        Where another run has trained the same expert, the `rule` decides by the `evidence`: the
+        answers, by expert, to the `questions` asked before.
 
         Raises:
-          BusyError: another process merged for longer than the lock's timeout, or the evidence is
-            about another version than the one that counts now.
+          BusyError: the global lock is not free in time, or the evidence is about another version.
           ExpertCorruptError: the files of a candidate are not those that it describes.
           ExpertIndexError: an expert belongs to another skill.
           ResultRefusedError: the arrays of a candidate cannot be merged.
@@ -277,11 +267,7 @@ class ExpertStore:
 
 
 def refuse_misplaced(layout: GraphPaths) -> None:
-    """Make sure that the folders that hold what cannot be made again are where they belong.
-
-    Raises:
-      FileRefusedError: a link or a file is in the place of a folder.
-    """
+    """Raise FileRefusedError if a link or a file is in the place of a folder of the graph."""
     checkpoints = (layout.checkpoints, layout.history)
     runs = (layout.training_runs, layout.failed_runs)
     refuse_links((layout.skills, *checkpoints, *runs, layout.skill_files))
@@ -290,8 +276,7 @@ def refuse_misplaced(layout: GraphPaths) -> None:
 def refuse_links(folders: Iterable[Path]) -> None:
     """Raise FileRefusedError if one of these folders is a link or no folder; any may be missing.
 
-    flowrl follows no links inside a graph: if the disk that a link leads to is not mounted, its
-    content would count as lost. A link that leads to the whole graph does no harm.
+    If the disk that a link inside a graph leads to is not mounted, its content would count as lost.
     """
     for path in folders:
         if path.is_symlink() or (path.exists() and not path.is_dir()):

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from flowrl.errors import RAISED, ConfigError, closest, format_raised
+from flowrl.paths import printable
 
 _GROUP = "flowrl.games"
 COUNT = "n"  # the parameter of skill functions that is the count of the plan's step
@@ -168,8 +169,8 @@ def find_game(name: object) -> Game:
     point = _entry_points().get(name) if isinstance(name, str) else None
     if point is None:
         raise ConfigError(
-            f"the game {name} is unknown{closest(str(name), game_names())}; choose one of "
-            f"{', '.join(game_names())}, or add a game "
+            f"the game {printable(str(name))} is unknown{closest(str(name), game_names())}; "
+            f"choose one of {', '.join(game_names())}, or add a game "
             f"by an entry point in the group {_GROUP} (docs/how-to.md, Add a game)"
         )
     return _loaded(point)

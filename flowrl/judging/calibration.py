@@ -46,8 +46,8 @@ class Calibration:
     """The figures of a judge on labels that it has not seen.
 
     An advisory judge's scores are shown and decide nothing: an ensemble leaves it out.
-    The figures but `ece_before` are of the scores after temperature scaling, over the items on
-    which it did not abstain. They are None where too few of them have either label.
+    The figures are of the scores after temperature scaling, over the items on which it did not
+    abstain. They are None where too few of them have either label.
     """
 
     judge: Word
@@ -60,7 +60,6 @@ class Calibration:
     auc: Interval | None = None
     brier: Interval | None = None
     ece: Interval | None = None
-    ece_before: Interval | None = None
     kappa: Interval | None = None
     changes: Mapping[str, Share] = field(default_factory=dict)  # as the function `changes` says
     abstained: Annotated[str, str] = ""  # the most frequent reason for which it abstained
@@ -129,6 +128,10 @@ def kappa(scores: np.ndarray, labels: np.ndarray) -> float:
     return 0.0 if by_chance == 1 else float((agreed - by_chance) / (1 - by_chance))
 
 
+_FIGURES: Mapping[str, Figure]
+_FIGURES = {"auc": auc, "brier": brier, "ece": calibration_error, "kappa": kappa}
+
+
 def interval(figure: Figure, scores: np.ndarray, labels: np.ndarray, *, seed: int = 0) -> Interval:
     """A figure with its interval over resamples of the items that hold both labels."""
     rng, found = np.random.default_rng(seed), []
@@ -159,15 +162,10 @@ def measure(
     moved: Mapping[str, float] = MappingProxyType({}),
     abstained: str = "",
 ) -> Calibration:
-    """The calibration of a judge.
+    """The calibration of a judge of `items`, episode or text.
 
-    Args:
-      judge: whose name and version are noted.
-      items: what was judged, episode or text.
-      unseen: scores and labels by which it is measured, with abstentions.
-      tuned: other scores and labels, by which the temperature is chosen.
-      moved: what `changes` found; a judge of texts that were not instructed is advisory.
-      abstained: the most frequent reason for which it abstained.
+    It is measured by `unseen` scores, and its temperature is chosen by the `tuned` ones. `moved` is
+    what `changes` found: a judge of texts that were not instructed is advisory.
     """
     before, labels = _answered(*unseen)
     temperature = temperature_of(*_answered(*tuned))
@@ -175,10 +173,7 @@ def measure(
     positive = int(labels.sum())
     figures: dict[str, Any] = {}
     if min(positive, len(labels) - positive) >= LEAST_LABELS:
-        named: dict[str, Figure]
-        named = {"auc": auc, "brier": brier, "ece": calibration_error, "kappa": kappa}
-        figures = {name: interval(figure, after, labels) for name, figure in named.items()}
-        figures["ece_before"] = interval(calibration_error, before, labels)
+        figures = {name: interval(figure, after, labels) for name, figure in _FIGURES.items()}
     swayed = items == "text" and moved.get("instructed", 1.0) > _MOST_SHIFT
     low = not figures or figures["kappa"].value < LEAST_KAPPA
     return Calibration(
@@ -240,10 +235,9 @@ def changes(
 ) -> dict[str, float]:
     """Return the mean change of a judge's score of a text when nothing that counts changes.
 
-    Returns:
-      by what is done: the text is `reordered`, `lengthened`, or `instructed` to get a score of 1;
-      asked `again`, without kept answers, by `anew`. Without the texts on which it abstains, and
-      without what was done if those are more than half.
+    The text is `reordered`, `lengthened`, or `instructed` to get a score of 1; asked `again`,
+    without kept answers, by `anew`. Without the texts on which it abstains, and without what was
+    done if those are more than half.
     """
 
     def described(more: str) -> Iterable[SkillText]:

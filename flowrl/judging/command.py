@@ -105,12 +105,7 @@ class JudgeCommand(ReportCommand):
     """Confine the episodes by bubblewrap, with the graph read-only; auto: if it is there."""
 
     def __call__(self) -> int:
-        """Play, judge, measure; print and keep what was found.
-
-        Raises:
-          ExpertMissingError: no such skill is merged; says which are.
-          JudgeUnavailableError: the judge's endpoint does not answer.
-        """
+        """Play, judge, measure; print and keep what was found."""
         layout = existing_graph(self.graph_path.absolute())
         if len(self.judge_budget) != 3:
             raise ConfigError("--judge_budget takes calls, tokens and seconds, as 500,1M,1800")
@@ -211,7 +206,7 @@ class GraphJudging:
         """The library's and the graph's skills, and their mutants; half of them are unseen."""
         game = find_game(next(iter(self._runs.values())).config["env_name"])
         library = load_library(game.name)
-        known = SkillSources(self._layout).over(library)
+        known = SkillSources(self._layout).over(library, tell=False)
         reached = {
             skill: result.success_rate >= self._runs[skill].config["success_state_rate"]
             for skill, result in self._results.items()
@@ -260,11 +255,7 @@ class GraphJudging:
         return large if name == "transformer" else learned.better(small, large, *study.tune)
 
     def _reader(self, name: str) -> Any:
-        """A judge that reads texts; its client is imported now.
-
-        Raises:
-          ConfigError: the client is not installed, or the endpoint, model or key is missing.
-        """
+        """A judge that reads texts; ConfigError if its client, imported now, is missing."""
         try:
             if name == "openai":
                 from flowrl.judging.openai import OpenAIJudge as Reader

@@ -106,9 +106,7 @@ class DSPyJudge(EndpointJudge):
         """Choose the prompt by items, bool[N] of which are good, and keep the program as JSON.
 
         `bootstrap` chooses examples (BootstrapFewShot), `mipro` instructions, too (MIPROv2).
-
-        Raises:
-          JudgeUnavailableError: the endpoint does not answer, or the budget is used up before.
+        Raises JudgeUnavailableError if the endpoint does not answer within the budget.
         """
         examples = [
             dspy.Example(

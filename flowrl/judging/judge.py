@@ -192,11 +192,7 @@ class Recording(NamedTuple):
 
     @staticmethod
     def from_bytes(skill: str, content: bytes) -> Recording:
-        """The recording of a skill that another process, which is not trusted, has written.
-
-        Raises:
-          FileRefusedError: it is not one.
-        """
+        """The recording of a skill by another process; FileRefusedError if it is malformed."""
         try:
             found = load(content)
             lengths, success = found.pop("lengths"), found.pop("success").view("u1")

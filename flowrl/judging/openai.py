@@ -43,7 +43,8 @@ KEY = "OPENAI_API_KEY"
 RETRIES, TIMEOUT_SECONDS = 4, 60.0
 WHY_LIMIT = 300
 USED_UP = "the judge's budget is used up; raise --judge_budget"
-_MALFORMED = (ValueError, LookupError, TypeError, RecursionError)
+_QUOTED = 60  # characters of an answer
+_MALFORMED = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 _ASKED_OF_TEXT = (
     "A skill is a goal (task_is_done) and a reward (task_reward) by which an agent is trained. "
     "Estimate the probability that training works: the reward leads to the goal, the goal can be "
@@ -71,9 +72,7 @@ class EndpointJudge(ABC):
 
     An answer is kept under the digest of the judge's version and the item; asked again, it costs
     nothing. When the budget is used up, the judge abstains on what it has not judged before.
-
-    Raises:
-      ConfigError: the address is none, or the model or the key is missing.
+    Raises ConfigError if the address is none, or the model or the key is missing.
     """
 
     name: str
@@ -110,8 +109,7 @@ class EndpointJudge(ABC):
     def score(self, item: Item, *, kept: bool = True) -> Judgement:
         """Ask for the score of one item, or find the kept answer, unless it is not wanted.
 
-        Raises:
-          JudgeUnavailableError: the endpoint does not answer, or refuses to.
+        Raises JudgeUnavailableError if the endpoint does not answer, or refuses to.
         """
         question, text = question_of(item), describe(item)
         told = [self.name, self.version, question, text]
@@ -153,6 +151,7 @@ class OpenAIJudge(EndpointJudge):
 
     def __init__(self, *given: Any, **settings: Any) -> None:
         super().__init__(*given, **settings)
+        self._faults: list[str] = []  # of the answers to this call, as `bound` says
         self._client = openai.OpenAI(
             base_url=self.base_url,
             api_key=os.environ[KEY],
@@ -162,7 +161,7 @@ class OpenAIJudge(EndpointJudge):
                 headers=PLAIN,
                 event_hooks={
                     "request": [lambda _: self.budget.spend(calls=1)],
-                    "response": [bound],
+                    "response": [lambda response: bound(response, self._faults)],
                 },
             ),
         )
@@ -189,11 +188,16 @@ class OpenAIJudge(EndpointJudge):
             temperature=0,
             response_format={"type": "json_schema", "json_schema": form},  # type: ignore[arg-type]
         )
+        self._faults.clear()
         try:
             body = within(min(TIMEOUT_SECONDS, left.seconds), lambda: asked().text)
         except (openai.OpenAIError, DeadlineError) as error:
             late = isinstance(error, openai.APITimeoutError | DeadlineError)
             status = getattr(error, "status_code", None)
+            if late and self._faults:
+                remedy = "correct --base_url or --model, or try later"
+                why = f"{self._redacted(self._faults[-1])} until the time is over; {remedy}"
+                raise JudgeUnavailableError(f"the judge at {self.place} {why}") from error
             raise self.unavailable(error, status, late=late) from error
         score, why, tokens = read_answer(body)
         self.budget.spend(tokens=len(text) / 4 if tokens is None else tokens)
@@ -209,9 +213,12 @@ def read_answer(body: str) -> tuple[float | None, str, int | None]:
     """The score in a completion, why, and the tokens that it took, each only if it says so.
 
     >>> read_answer('{"choices": [{"message": {"content": "I would say 0.9"}}]}')
-    (None, 'the answer is not JSON with a score from 0 to 1', None)
+    (None, "the answer is not JSON with a score from 0 to 1: 'I would say 0.9'", None)
     """
     score, why, tokens = None, "the answer is not JSON with a score from 0 to 1", None
+    with suppress(*_MALFORMED):
+        content = json.loads(body)["choices"][0]["message"]["content"]
+        why += f": {' '.join(content.split())[:_QUOTED]!r}"
     with suppress(*_MALFORMED):
         used = json.loads(body)["usage"]["total_tokens"]
         tokens = used if type(used) is int and 0 <= used < 2**31 else None

@@ -42,19 +42,11 @@ class ConfinedWork(Protocol):
 
 
 def confined_run(
-    order: ConfinedWork,
-    layout: GraphPaths,
-    run: TrainingRun,
-    *,
-    how: Sandbox,
+    order: ConfinedWork, layout: GraphPaths, run: TrainingRun, *, how: Sandbox
 ) -> bytes:
-    """Let a confined process do what plays a run's plan; it sees the graph, read-only.
+    """Return what a confined process prints that plays a run's plan; it sees the graph, read-only.
 
-    Returns:
-      what the process printed; what it logged stands on standard error.
-
-    Raises:
-      ConfinedError: it ended with another exit code than 0.
+    What it logs goes to standard error. Raises ConfinedError for another exit code than 0.
     """
     confined = sandbox.confinement(how, layout.root)
     env = sandbox.confined_env(sandbox.child_env())

@@ -36,10 +36,7 @@ def visible_devices(
 ) -> tuple[Device, ...]:
     """The GPUs to use: those named, else those that CUDA_VISIBLE_DEVICES leaves; () is the CPU.
 
-    There are none if nvidia-smi is missing, hangs or fails.
-
-    Raises:
-      ConfigError: a named GPU is not there.
+    There are none if nvidia-smi is missing, hangs or fails; then a named one is a ConfigError.
     """
     present = _probe()
     if gpu_ids:
@@ -56,17 +53,13 @@ def slots(
     memory_mb: int | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> dict[str, int]:
-    """Return how many runs each GPU takes at once, by its id.
+    """Return how many runs each GPU takes at once, by its id; raises ConfigError if one takes none.
 
     Args:
-      devices: the GPUs.
       most: the largest number on each; None stands for 1, or for any number that fits.
       memory_mb: the memory of one run, as the user declares it. Free memory is not measured: a
         run takes its memory only after it has compiled.
       environ: may set the part of a GPU that is for runs, XLA_PYTHON_CLIENT_MEM_FRACTION.
-
-    Raises:
-      ConfigError: a GPU is too small for one run, or its memory is unknown.
     """
     if memory_mb is None:
         return {device.id: most or 1 for device in devices}
@@ -83,17 +76,9 @@ def slots(
 
 
 def check_devices(
-    devices: Sequence[Device],
-    *,
-    each: int,
-    wanted: int,
-    environ: Mapping[str, str] = os.environ,
+    devices: Sequence[Device], *, each: int, wanted: int, environ: Mapping[str, str] = os.environ
 ) -> None:
-    """Make sure that a run which gets `each` of the GPUs can train on the `wanted` devices.
-
-    Raises:
-      ConfigError: says what is there.
-    """
+    """Raise ConfigError unless a run with `each` of the GPUs can train on the `wanted` devices."""
     if devices and each > len(devices):
         there = ", ".join(device.id for device in devices)
         raise ConfigError(

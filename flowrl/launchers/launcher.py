@@ -31,8 +31,7 @@ class Launcher(ABC):
     def launch(self, job: Job) -> Handle:
         """Start a job; one that lives already is adopted, one that ended is started anew.
 
-        Raises:
-          LaunchError: it could not be started; no process of it lives.
+        Raises LaunchError if it could not be started; no process of it lives then.
         """
         known = self.find(job)
         if known is not None and self.poll(known, job.folder) is None:
@@ -64,10 +63,9 @@ class Launcher(ABC):
     def poll(self, handle: Handle, folder: Path) -> Outcome | None:
         """Return the outcome, or None while a process of the job lives; orphans are ended here.
 
-        Raises:
-          OSError: it cannot be looked at now, for instance for lack of file descriptors.
+        Raises OSError if it cannot be looked at now, for instance for lack of file descriptors.
         """
-        return None if self._watcher.sees_alive(handle) else run_status.outcome(handle, folder)
+        return run_status.outcome(handle, folder)
 
     def stop(self, handle: Handle, folder: Path) -> None:
         """Ask the job to end: TERM, then KILL after a grace period; returns at once."""
@@ -78,11 +76,7 @@ class Launcher(ABC):
         return self._watcher.wait(handles, timeout_seconds=timeout_seconds)
 
     def clear(self, runs: Path, done: Collection[Path]) -> None:  # noqa: B027 — most show nothing
-        """Close what shows the ended jobs whose folders, below `runs`, are `done`.
-
-        Raises:
-          LaunchError: it cannot be done now.
-        """
+        """Close what shows the ended jobs below `runs` that are `done`; LaunchError: not now."""
 
     def close(self) -> None:
         """Release what the launcher holds in this process; jobs go on."""

@@ -39,13 +39,12 @@ class LocalLauncher(Launcher):
 
     def _start(self, job: Job) -> Handle:
         """Start the runner with its output piped to the log's writer."""
-        log_path = (job.folder / job.log).absolute()
-        spec_json = JobPaths(job.folder.absolute()).spec_json
+        folder = job.folder.absolute()
         try:
-            log = self._python(job, LOG_WRITER, log_path, stdin=subprocess.PIPE)
+            log = self._python(job, LOG_WRITER, folder / job.log, stdin=subprocess.PIPE)
             assert log.stdin is not None
             with log.stdin:
-                pid = self._python(job, RUNNER, spec_json, stdout=log.stdin).pid
+                pid = self._python(job, RUNNER, JobPaths(folder).spec_json, stdout=log.stdin).pid
         except OSError as error:
             raise LaunchError(f"{job.name} cannot be started: {error}") from error
         start_time = process.start_time_of(pid)

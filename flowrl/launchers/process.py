@@ -107,14 +107,6 @@ class EndWatcher:
             self._drop(key)
         return bool(unwatched or ended)
 
-    def sees_alive(self, handle: Handle) -> bool:
-        """Return whether the kernel says that this runner lives; False where it is not watched.
-
-        This costs next to nothing, while reading the run's records opens files.
-        """
-        descriptor = self._watched.get((handle.pid, handle.start_time))
-        return descriptor is not None and descriptor not in dict(self._poll.poll(0))
-
     def close(self) -> None:
         """Give the descriptors back."""
         for key in list(self._watched):

@@ -63,9 +63,7 @@ def prepare(job: Job, *, grace_seconds: float) -> None:
     """Write what the runner and the log's writer read, and remove what an earlier launch left.
 
     The environment and the secrets are in files of their own, which their readers remove at once.
-
-    Raises:
-      LaunchError: a process of this run lives, or the files cannot be written.
+    Raises LaunchError if a process of this run lives, or the files cannot be written.
     """
     paths = JobPaths(job.folder)
     if not becomes_free(job.folder):
@@ -140,9 +138,8 @@ def _outcome(handle: Handle, folder: Path) -> Outcome | None:
         return None
     if alive:  # just about to end, or its job has freed the lock
         return None
-    ended = _recorded_end(handle, folder)
-    if ended is not None:
-        return ended
+    if record := read_exit(folder, handle.run_id):
+        return _recorded_end(record, handle, folder)
     if handle.start_time and handle.start_time.rpartition(":")[0] != process.boot_id():
         return Exited(cause=ExitCause.SERVER_KILLED, detail="the machine was restarted")
     if start is None:
@@ -159,10 +156,7 @@ def _end_orphans(folder: Path) -> None:
         process.send(pid, process.start_time_of(pid), signal.SIGKILL)
 
 
-def _recorded_end(handle: Handle, folder: Path) -> Finished | Exited | None:
-    record = read_exit(folder, handle.run_id)
-    if record is None:
-        return None
+def _recorded_end(record: ExitRecord, handle: Handle, folder: Path) -> Finished | Exited:
     cause, detail = _cause(record, handle)
     if cause is None:
         return Finished(folder)

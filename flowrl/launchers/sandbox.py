@@ -148,17 +148,13 @@ def child_env(
     environ: Mapping[str, str] = os.environ,
     passed: Collection[str] = (),
 ) -> dict[str, str]:
-    """The environment of one run.
+    """The environment of one run; raises ConfigError for a variable that is unset or unusable.
 
     Args:
       devices: the GPUs' ids (`flowrl.launchers.gpus`); () to train without one.
       skills_per_gpu: how many runs share each; a run preallocates its part of the memory.
       environ: the environment to inherit from; by default this process's own.
       passed: the names of further variables that the user passes on (`--pass_env`).
-
-    Raises:
-      ConfigError: XLA_PYTHON_CLIENT_MEM_FRACTION is not in (0, 1], or a variable to pass on is
-        not set.
     """
     for name in passed:
         if name not in environ:
@@ -177,8 +173,7 @@ def child_env(
 def compile_cache(folder: Path | None, environ: Mapping[str, str]) -> Path:
     """JAX's compile cache: `folder`, else JAX_COMPILATION_CACHE_DIR, else the user's own.
 
-    Raises:
-      RuntimeError: there is no home folder.
+    Raises RuntimeError if there is no home folder.
     """
     if folder is not None:
         return folder
@@ -191,8 +186,7 @@ def compile_cache(folder: Path | None, environ: Mapping[str, str]) -> Path:
 def memory_share(environ: Mapping[str, str]) -> float:
     """The part of a GPU's memory for all its runs together: the user's setting, or 0.9.
 
-    Raises:
-      ConfigError: XLA_PYTHON_CLIENT_MEM_FRACTION is not in (0, 1].
+    Raises ConfigError if the setting is not in (0, 1].
     """
     text = environ.get(MEMORY_FRACTION, _MEMORY_SHARE)
     try:
@@ -219,10 +213,8 @@ def confinement(
 ) -> Confinement:
     """Return the confinement that `--sandbox` means here, for skill code of this graph.
 
-    With `network_wanted` the notice says what replaces the network.
-
-    Raises:
-      ConfigError: bubblewrap is asked for, and is missing or does not work.
+    With `network_wanted` the notice says what replaces the network. Raises ConfigError if
+    bubblewrap is asked for, and is missing or does not work.
     """
     if wanted == "none":
         return Confinement()

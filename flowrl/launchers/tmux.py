@@ -23,7 +23,6 @@ from itertools import chain, count
 from pathlib import Path
 from urllib.parse import quote, unquote
 
-import libtmux
 from libtmux.common import has_minimum_version
 from libtmux.exc import LibTmuxException
 
@@ -91,17 +90,14 @@ class TmuxServer:
     """
 
     def __init__(self, socket: str | None = None) -> None:
-        by_path = socket is not None and "/" in socket
-        server = libtmux.Server(
-            socket_name=None if by_path else socket, socket_path=socket if by_path else None
-        )
-        self.socket_name, self.socket_path = server.socket_name, server.socket_path
+        self.socket_path = socket if socket and "/" in socket else None
+        # The words after `tmux` that name the server.
+        self.address = () if socket is None else ("-S" if self.socket_path else "-L", socket)
 
     def run(self, *words: str) -> Reply:
         """Run one tmux command line; the reply says what tmux refused.
 
-        Raises:
-          LaunchError: tmux is missing, cannot be executed, or does not answer.
+        Raises LaunchError if tmux is missing, cannot be executed or does not answer.
         """
         reply = self._run(words)
         if any(_ENDING in line for line in reply.stderr):
@@ -110,11 +106,7 @@ class TmuxServer:
         return reply
 
     def panes(self) -> list[Pane]:
-        """Every pane of the server; none when there is no server.
-
-        Raises:
-          LaunchError: tmux cannot list them.
-        """
+        """Every pane of the server; raises LaunchError if tmux cannot list them."""
         reply = self.run("list-panes", "-a", "-F", _PANE_FORMAT)
         if reply.returncode == 0:
             return [Pane.parse(line) for line in reply.stdout]
@@ -123,10 +115,10 @@ class TmuxServer:
         raise LaunchError(f"tmux cannot list its panes: {reply.why}")
 
     def _run(self, words: tuple[str, ...]) -> Reply:
-        """Run one tmux client; libtmux's `Server.cmd` would wait for a frozen server for ever."""
+        """Run a client; libtmux's `Server.cmd` would wait for a frozen server for ever."""
         try:
             done = subprocess.run(
-                [shutil.which("tmux") or "tmux", *self.address(), *words],
+                [shutil.which("tmux") or "tmux", *self.address, *words],
                 env=_environment(),
                 check=False,
                 stdin=subprocess.DEVNULL,
@@ -147,12 +139,6 @@ class TmuxServer:
         stdout, stderr = done.stdout.splitlines(), done.stderr.splitlines()
         return Reply(returncode=done.returncode, stdout=stdout, stderr=stderr)
 
-    def address(self) -> tuple[str, ...]:
-        """The words after `tmux` that name the server."""
-        if self.socket_path is not None:
-            return ("-S", str(self.socket_path))
-        return () if self.socket_name is None else ("-L", self.socket_name)
-
 
 class TmuxLauncher(Launcher):
     """The Launcher on a tmux server; `socket` as for `TmuxServer`."""
@@ -163,11 +149,7 @@ class TmuxLauncher(Launcher):
         self._servers: set[int] = set()  # the pids of those in which a job has ended
 
     def check(self) -> None:
-        """Check that jobs can be launched at all.
-
-        Raises:
-          ConfigError: tmux is missing or too old, or there is no folder for its socket.
-        """
+        """Raise ConfigError if tmux is missing or too old, or has no folder for its socket."""
         socket = self.server.socket_path
         if socket is not None and not Path(socket).parent.is_dir():
             raise ConfigError(f"--tmux_socket {socket}: its folder does not exist; make it first")
@@ -252,7 +234,7 @@ class TmuxLauncher(Launcher):
 
     def _still_lives(self, job: Job, living: Collection[Pane]) -> str:
         """Return the reason why a job cannot start now, and how a user removes the obstacle."""
-        tmux = shlex.join(["tmux", *self.server.address()])
+        tmux = shlex.join(["tmux", *self.server.address])
         ends = " or ".join(f"{tmux} kill-session -t {pane.session}" for pane in living)
         return f"a former run of {job.name} still lives" + (f"; to end it: {ends}" if ends else "")
 

@@ -14,8 +14,11 @@ from typing import TypeVar
 
 import httpx
 
+from flowrl.paths import printable
+
 MOST_BYTES = 2**20
 PLAIN = {"accept-encoding": "identity"}  # a header: a small answer could unpack to gigabytes
+_QUOTED = 60  # characters
 Result = TypeVar("Result")
 
 
@@ -26,8 +29,7 @@ class DeadlineError(Exception):
 def within(seconds: float, call: Callable[[], Result]) -> Result:
     """Return the result of a call, or raise what it raises, within so many seconds.
 
-    Raises:
-      DeadlineError: it takes longer; it goes on in a thread that nobody waits for.
+    Raises DeadlineError if it takes longer; it goes on in a thread that nobody waits for.
     """
     pool = ThreadPool(1)
     try:
@@ -38,31 +40,34 @@ def within(seconds: float, call: Callable[[], Result]) -> Result:
         pool.close()
 
 
-def bound(response: httpx.Response) -> None:
-    """Limit the answer's size; a hook of a client's responses.
+def bound(response: httpx.Response, faults: list[str]) -> None:
+    """Limit the answer's size; a hook of a client's responses. Refuses packed answers.
 
-    Raises:
-      httpx.DecodingError: the answer is packed, although that was not asked for.
+    What is wrong with an answer is added to `faults`: a client may ask again until its deadline.
     """
     packed = response.headers.get("content-encoding", "identity").casefold()
     if packed not in ("", "identity"):
-        raise httpx.DecodingError(f"its answer is packed ({packed})", request=response.request)
+        faults.append(f"answers in a packed form ({printable(packed)[:_QUOTED]})")
+        raise httpx.DecodingError(faults[-1], request=response.request)
+    if response.is_error:
+        faults.append(f"answers {response.status_code}")
     assert isinstance(response.stream, httpx.SyncByteStream)  # of a client that is not async
-    response.stream = _BoundedStream(response.stream)
+    response.stream = _BoundedStream(response.stream, faults)
 
 
 class _BoundedStream(httpx.SyncByteStream):
     """A stream that ends with an error after MOST_BYTES."""
 
-    def __init__(self, stream: httpx.SyncByteStream) -> None:
-        self._stream = stream
+    def __init__(self, stream: httpx.SyncByteStream, faults: list[str]) -> None:
+        self._stream, self._faults = stream, faults
 
     def __iter__(self) -> Iterator[bytes]:
         left = MOST_BYTES
         for chunk in self._stream:
             left -= len(chunk)
             if left < 0:
-                raise httpx.ReadError(f"its answer is longer than {MOST_BYTES:,} bytes")
+                self._faults.append(f"answers with more than {MOST_BYTES:,} bytes")
+                raise httpx.ReadError(self._faults[-1])
             yield chunk
 
     def close(self) -> None:

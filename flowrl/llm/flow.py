@@ -15,7 +15,8 @@ class Flow:
 
     Skills that can start at once come first. If all remaining skills wait for one in training, one
     of them is returned and the frontier is blocked: what comes next may depend on how the training
-    ends. `training_skills` are the skills that were added and have not ended.
+    ends. `requested` are all skills to train, requirements first; `training_skills` are those that
+    were added and have not ended.
 
     >>> flow = Flow(SkillGraph([]), known=())
     >>> flow.next_skill() is None
@@ -35,7 +36,7 @@ class Flow:
 
         The skills of `added` are asked for besides, as far as the graph has them.
         """
-        self._order: tuple[str, ...] = ()
+        self.requested: tuple[str, ...] = ()
         self._known = set(known)
         self._request(graph, skills_towards(graph, target=target, max_nodes=max_nodes))
         for name in sorted(graph.skills.keys() & set(added)):
@@ -43,14 +44,9 @@ class Flow:
         self._newest: str | None = None
         self.training_skills: set[str] = set(known)
 
-    @property
-    def requested(self) -> tuple[str, ...]:
-        """All skills to train, requirements first."""
-        return self._order
-
     def next_skill(self) -> tuple[str, Skill] | None:
         """Return the next skill and its definition; the same one until `on_skill_added`."""
-        remaining = [name for name in self._order if name not in self._known]
+        remaining = [name for name in self.requested if name not in self._known]
         if not remaining:
             return None
         name = next((name for name in remaining if not self._waits(name)), remaining[0])
@@ -75,7 +71,7 @@ class Flow:
 
     def check_frontier_blocked(self) -> bool:
         """Return whether the newest skill and all remaining ones wait for one in training."""
-        remaining = (name for name in self._order if name not in self._known)
+        remaining = (name for name in self.requested if name not in self._known)
         if self._newest is None or not self._waits(self._newest):
             return False
         return all(self._waits(name) for name in remaining)
@@ -96,8 +92,8 @@ class Flow:
 
     def _request(self, graph: SkillGraph, skills: tuple[str, ...]) -> None:
         self._graph = graph
-        self._order = tuple(dict.fromkeys((*self._order, *skills)))
-        self._needs = {name: graph.all_needs(name) for name in self._order}
+        self.requested = tuple(dict.fromkeys((*self.requested, *skills)))
+        self._needs = {name: graph.all_needs(name) for name in self.requested}
         self._weights = Counter(need for needs in self._needs.values() for need in needs)
 
     def _waits(self, skill: str) -> bool:
@@ -109,8 +105,7 @@ def skills_towards(
 ) -> tuple[str, ...]:
     """Return the skills to train, requirements first.
 
-    Raises:
-      GraphError: the target is unknown, or needs more than `max_nodes` skills.
+    Raises GraphError if the target is unknown, or needs more than `max_nodes` skills.
     """
     if target is None:
         return graph.order()[:max_nodes]

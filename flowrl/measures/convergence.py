@@ -30,12 +30,8 @@ _LEAST_GAIN, _LEAST_NEAR_GOAL = 0.08, 0.02  # of success, in all frames that are
 def verdict(curve: Curve, *, budget_frames: int, goal: float) -> Verdict:
     """Return whether a run still rises, has reached its goal, or is stuck below it.
 
-    The verdict changes only at looks, so it may be asked for after every update.
-
-    Args:
-      curve: the run so far, with rising frames.
-      budget_frames: what it may take.
-      goal: the success at which it ends by itself.
+    The verdict changes only at looks, so it may be asked for after every update. The curve's frames
+    rise; `budget_frames` is what the run may take, `goal` the success at which it ends by itself.
     """
     if not curve:
         return "rising"

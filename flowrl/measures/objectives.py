@@ -1,7 +1,6 @@
 """Measures of runs with declared ranges, and objectives that put them together.
 
-A measure's range is declared here and never taken from data, so that a score means the same
-tomorrow. Nothing here imports JAX or NumPy.
+A measure's range is never taken from data, so a score means the same tomorrow. No JAX or NumPy.
 """
 
 from __future__ import annotations
@@ -78,10 +77,7 @@ MEASURES: Mapping[str, Measure] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """A weighted mean of measures' scores, and limits that must be kept.
-
-    `limits` has measures, >= or <=, and figures in the measures' own units.
-    """
+    """A weighted mean of measures' scores, and limits in the measures' units that must be kept."""
 
     weights: Mapping[str, float]
     limits: tuple[tuple[str, str, float], ...]
@@ -102,11 +98,7 @@ class Objective:
         return lines
 
     def score(self, figures: Figures) -> float:
-        """Return the weighted mean of the scores in [0, 1]; 0 if a limit is broken.
-
-        Raises:
-          ConfigError: a figure that counts was not measured.
-        """
+        """Return the weighted mean of the scores in [0, 1]; 0 if a limit is broken."""
         return 0.0 if self.broken(figures) else self.mean(figures)
 
     def mean(self, figures: Figures) -> float:
@@ -153,10 +145,8 @@ def read_curve(path: Path) -> tuple[CurvePoint, ...]:
     """Read the curve of a run from its metrics.jsonl; () while there is none.
 
     A last line without its end is left out, since a trainer may be writing it. So are lines whose
-    figures are null, and those of updates that a resumed trainer made again.
-
-    Raises:
-      FileRefusedError: another line is malformed, or the file is too large.
+    figures are null, and those of updates that a resumed trainer made again. FileRefusedError says
+    which other line is malformed, or that the file is too large.
     """
     if not path.exists():
         return ()
@@ -197,13 +187,8 @@ def run_figures(
 ) -> dict[str, float]:
     """Return what a run measured: `RUN_MEASURES`.
 
-    Frames and seconds to a goal that was not reached are infinite, and score as the worst.
-
-    Args:
-      curve: the run's, with a point at least.
-      success: of the experts that it leaves.
-      budget_frames: what it might take.
-      goal: the success to which frames and seconds are counted.
+    `success` is that of the experts that it leaves; the curve has a point at least. Frames and
+    seconds to a `goal` that was not reached are infinite, and score as the worst.
     """
     ends = ((point.frames, point.seconds) for point in curve if point.success >= goal)
     frames, seconds = next(ends, (math.inf, math.inf))
@@ -227,11 +212,7 @@ def _figure(figures: Figures, name: str) -> float:
 
 
 def _point(line: dict[str, object]) -> CurvePoint | None:
-    """The point of a line; None if one of its figures is null.
-
-    Raises:
-      ValueError: a figure is no number, or outside of its range.
-    """
+    """The point of a line, None if a figure is null; ValueError if one is malformed."""
     names = ("frames", "seconds", "success_rate", "mean_episode_length", "mean_episode_return")
     figures = [line[name] for name in names]
     if None in figures:

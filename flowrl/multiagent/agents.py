@@ -83,11 +83,7 @@ def act(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Actions int32, their log-probabilities and the values expected, f32, each `[A, B]`.
 
-    Args:
-      config: the algorithm and the activation.
-      policy: leaves `[A, …]`.
-      obs: f32 `[A, B, O]`.
-      key: of this turn.
+    `policy` has leaves `[A, …]`, `obs` is f32 `[A, B, O]`, and `key` is that of this turn.
     """
     return jax.vmap(partial(_act, config))(policy, obs, _keys(policy, key))
 
@@ -97,15 +93,10 @@ def learn(
 ) -> tuple[Agents, AgentFigures]:
     """Train every agent on its own rows; one whose loss is not finite is frozen as it was.
 
-    Args:
-      config: the algorithm and its numbers.
-      agents: leaves `[A, …]`.
-      rollout: one epoch, leaves `[A, …]`.
-      key: of this epoch.
+    `agents` and `rollout`, one epoch, have leaves `[A, …]`; `key` is that of this epoch.
 
-    Returns:
-      The agents, and means over the gradient steps, each f32 `[A]`; "loss" is always there. They
-      are NaN in an epoch that only fills dqn's buffers.
+    Returns the agents, and means over the gradient steps, each f32 `[A]`; "loss" is always there.
+    They are NaN in an epoch that only fills dqn's buffers.
     """
     agents, keys = agents._replace(epoch=agents.epoch + 1), _keys(agents.policy, key)
     if agents.ring is None:

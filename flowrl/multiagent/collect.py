@@ -104,8 +104,7 @@ class _Copies(NamedTuple):
 def begin(world: World, config: LearnerConfig, key: jax.Array) -> Collector:
     """B = `num_envs` new worlds, drawn from `key`.
 
-    Raises:
-      ConfigError: the agents cannot act one after another, or the world's shapes are wrong.
+    Raises ConfigError if agents cannot act one after another, or the world's shapes are wrong.
     """
     if config.turns == "sequential" and not isinstance(world, TurnWorld):
         raise ConfigError(
@@ -160,15 +159,10 @@ def collect(
     *,
     act: Callable[..., tuple[jax.Array, jax.Array, jax.Array]],
 ) -> tuple[Collector, Rollout, Episodes]:
-    """Act for an epoch of T = `num_steps` turns.
+    """Act by `policy`, leaves `[A, …]`, for an epoch of T = `num_steps` turns.
 
-    Args:
-      world: the world.
-      config: T, and whether the agents act at once or one after another.
-      policy: the agents, leaves `[A, …]`.
-      collector: where to go on.
-      act: of `policy`, observations f32 `[A, B, O]` and a key, the actions, log-probabilities and
-        values, `[A, B]` each.
+    `act` takes the policy, observations f32 `[A, B, O]` and a key. It returns actions,
+    log-probabilities and values, `[A, B]` each.
     """
     copies = _Copies(world, config.acting == "call", collector.epoch)
     take_turn = _sequential if config.turns == "sequential" else _simultaneous
@@ -189,9 +183,8 @@ def _turn(
 ) -> tuple[Collector, tuple[Any, ...]]:
     """One turn of all copies and the beginning of the next.
 
-    Returns:
-      The state, and of the turn, each `[A, B, …]`: the steps, rewards from each agent's action on
-      and before it, where the worlds are over, and the returns of the episodes that ended.
+    Returns the state, and of the turn, each `[A, B, …]`: the steps, rewards from each agent's
+    action on and before it, where the worlds are over, and the returns of episodes that ended.
     """
     keys = jax.random.split(key, 4 * state.episode_return.shape[1]).reshape(4, -1)
     worlds, steps, rewards, done = take_turn(state.worlds, keys=keys[:2])

@@ -46,12 +46,8 @@ def dqn_loss(
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Half the mean squared error of Q against r + γ·max Q of the target network, and figures.
 
-    Args:
-      network, target: one agent's, leaves without a leading axis.
-      steps: N steps.
-      mask: bool `[actions]`, those that the agent has.
-      gamma: discount, f32 scalar.
-      activation: of the hidden layers.
+    The networks are one agent's, leaves without a leading axis; `mask` bool `[actions]` are the
+    actions that it has, `gamma` is an f32 scalar.
     """
     best = q_values(target, steps.next_obs, mask, activation=activation).max(-1)
     wanted = steps.reward + gamma * jnp.where(steps.done, 0.0, best)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -26,26 +26,17 @@ from flowrl.runs import expert_shapes
 from flowrl.storage import records
 
 logger = logging.getLogger(__name__)
+_LINE = (
+    "agent {agent}: mean return {mean_return:.4g} (95 % interval {low:.4g} to {high:.4g}), "
+    "{mean_episode_length:.0f} turns each"
+)
 _MOST_ROLLOUTS = 1000  # of --num_steps turns each, in which every episode must end
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentReturn:
-    """The mean return of an agent's episodes, with the 95 % interval of the mean."""
-
-    agent: int
-    mean_return: float
-    low: float
-    high: float
-    mean_episode_length: float
 
 
 def evaluate(command: EvaluateAgents) -> int:
     """Let the agents of a finished run play, and print their returns.
 
-    Raises:
-      ConfigError: the run is not finished, its world is another one now, or episodes do not end.
-      ExpertError: an agent's checkpoint cannot be read.
+    Raises ConfigError if the run is not finished, its world changed, or episodes do not end.
     """
     use_compile_cache(None)
     run_paths = IndependentPaths(command.run_folder.absolute())
@@ -65,14 +56,10 @@ def evaluate(command: EvaluateAgents) -> int:
         "world": config.world,
         "epochs": result.epochs,
         "episodes": command.episodes,
-        "agents": [asdict(row) for row in rows],
+        "agents": rows,
     }
     lines = [f"{config.world}: {command.episodes} episodes after {result.epochs} epochs"]
-    lines += [
-        f"agent {row.agent}: mean return {row.mean_return:.4g} (95 % interval {row.low:.4g} to "
-        f"{row.high:.4g}), {row.mean_episode_length:.0f} turns each"
-        for row in rows
-    ]
+    lines += map(_LINE.format_map, rows)
     console.print_report(facts, lines, as_json=command.json)
     return 0
 
@@ -109,12 +96,13 @@ def _first_episodes(
     raise ConfigError(f"the world {world.name}: episodes do not end within {turns:,} turns")
 
 
-def _row(agent: int, totals: np.ndarray, lengths: np.ndarray) -> AgentReturn:
+def _row(agent: int, totals: np.ndarray, lengths: np.ndarray) -> dict[str, float]:
+    """The mean return of an agent's episodes, with the 95 % interval of the mean."""
     mean, half = totals.mean(), 1.96 * totals.std(ddof=1) / np.sqrt(len(totals))
-    return AgentReturn(
-        agent=agent,
-        mean_return=float(mean),
-        low=float(mean - half),
-        high=float(mean + half),
-        mean_episode_length=float(lengths.mean()),
-    )
+    return {
+        "agent": agent,
+        "mean_return": float(mean),
+        "low": float(mean - half),
+        "high": float(mean + half),
+        "mean_episode_length": float(lengths.mean()),
+    }

@@ -86,9 +86,8 @@ class Threads:
     def results(self, *calls: Call) -> list[tuple[Any, Span]]:
         """Make all calls; returns what each returned, and when it was made.
 
-        Raises:
-          EpochError: one fails or takes too long; the other one has ended, or is given up, too.
-          FlowrlError, OSError: what the first of the calls that fail raises.
+        Raises EpochError if one fails or takes too long; the other has ended, or is given up, too.
+        A FlowrlError or OSError is raised as it is.
         """
         sides = {"collect": self._collector, "learn": self._learner}
         begun = self._begun = [sides[call.side].submit(_timed, call) for call in calls]
@@ -121,10 +120,7 @@ def run(
     `collect` takes learner, collector and epoch, and returns collector and experience; `learn`
     takes learner, experience and epoch, and returns learner and figures. Both return finished
     values, and leave those that they take as they are. Neither is being called while an epoch is
-    yielded.
-
-    Raises:
-      EpochError, FlowrlError, OSError: as `Threads.results`.
+    yielded. Raises as `Threads.results`.
     """
     boundary = start
     while boundary.epoch < epochs:

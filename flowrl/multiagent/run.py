@@ -78,12 +78,7 @@ def train(config: IndependentConfig, stop: Callable[[], int | None]) -> int:
 
     `stop` returns an exit code to stop with, or None; it is called after every epoch.
 
-    Returns:
-      The exit code: 0 if the run is finished, now or before; else that of the stop.
-
-    Raises:
-      BusyError: another process trains in the run's folder.
-      FlowrlError: the run cannot begin or go on.
+    Returns 0 if the run is finished, now or before, else the stop's exit code; raises FlowrlError.
     """
     use_compile_cache(None)
     check_backend()
@@ -111,13 +106,13 @@ def _train(
     run: _Run, boundary: Boundary, epochs: Iterable[Epoch], stop: Callable[[], int | None]
 ) -> tuple[Boundary, np.ndarray, int]:
     """Train from a boundary on; returns the last one, its mean returns, and the exit code."""
-    config, paths, saved = run.config, run.paths, boundary.epoch
+    config, paths, begun = run.config, run.paths, boundary.epoch
     trackers = open_trackers(
-        paths, flags.flags(config), run_id=runs.STANDALONE, frames=run.frames(saved)
+        paths, flags.flags(config), run_id=runs.STANDALONE, frames=run.frames(begun)
     )
-    trackers.add(Reports(run, saved))
-    saved_at, code, spans = time.monotonic(), None, []
-    returns = np.full(config.agents, np.nan)
+    trackers.add(Reports(run, begun))
+    checkpoints = run_io.Checkpointer(config.checkpoint_seconds)
+    returns, code, spans = np.full(config.agents, np.nan), None, []
     try:
         for epoch in epochs:
             _check_agents(boundary, epoch)
@@ -126,41 +121,20 @@ def _train(
             spans += epoch.spans if config.timeline else ()
             if (code := stop()) is not None:
                 break
-            due = 0 < config.checkpoint_seconds <= time.monotonic() - saved_at
-            if due and boundary.epoch < config.epochs:
-                save(paths, boundary)
-                saved, saved_at = boundary.epoch, time.monotonic()
+            if boundary.epoch < config.epochs:
+                checkpoints.due(partial(checkpoint.save_resume, paths.resume, boundary))
             del epoch  # it holds a buffer, and two others are needed in the next one
     finally:
-        if saved < boundary.epoch < config.epochs:
-            save(paths, boundary)
+        if begun < boundary.epoch < config.epochs:
+            checkpoint.save_resume(paths.resume, boundary)
         if config.timeline:
             _write_timeline(config.timeline, spans)
         trackers.close()
     return boundary, returns, code or 0
 
 
-def save(paths: IndependentPaths, boundary: Boundary) -> None:
-    """Write all that a run goes on from."""
-    checkpoint.save_resume(paths.resume, jax.tree.map(_plain, boundary))
-
-
-def load(paths: IndependentPaths, like: Boundary) -> Boundary:
-    """Return the newest saved state; the leaves of `like` have the same shapes and types.
-
-    Raises:
-      ExpertError: it is damaged, or of a run with other sizes.
-    """
-    found = checkpoint.load_resume(paths.resume, jax.tree.map(_plain, like))
-    found = jax.tree.map(lambda x, y: jax.random.wrap_key_data(y) if _is_key(x) else y, like, found)
-    return found._replace(epoch=int(found.epoch))
-
-
 def _write_timeline(path: Path, spans: Sequence[Span]) -> None:
-    """Write a Chrome trace, for ui.perfetto.dev or chrome://tracing; its times are microseconds.
-
-    If that fails, warn, and let the run end as it would.
-    """
+    """Write a Chrome trace for ui.perfetto.dev, times in microseconds; if that fails, warn."""
     lanes = {"collect": 0, "learn": 1}
     events: list[dict[str, Any]] = [
         {"ph": "M", "name": "thread_name", "pid": 0, "tid": lane, "args": {"name": side}}
@@ -261,9 +235,7 @@ def _programs(run: _Run) -> tuple[Callable[..., Any], Callable[..., Any], Bounda
 def _start(run: _Run, new: Boundary) -> Boundary | None:
     """Return the boundary at which a run begins or goes on, None if it is finished.
 
-    Raises:
-      ConfigError: it was begun with other flags, its world had other code or agents of other sizes,
-        or it has as many epochs as are asked for.
+    Raises ConfigError if it was begun as another one, or has as many epochs as are asked for.
     """
     config, paths = run.config, run.paths
     # The world is compared first.
@@ -290,7 +262,9 @@ def _start(run: _Run, new: Boundary) -> Boundary | None:
         logger.info("already finished, see %s", paths.result_json)
         return None
     experience = collecting.experience_like(run.world.sizes, config.learner) if config.lag else None
-    saved = load(paths, new._replace(epoch=np.int64(0), experience=experience))
+    like = new._replace(epoch=np.int64(0), experience=experience)
+    saved = checkpoint.load_resume(paths.resume, like)
+    saved = saved._replace(epoch=int(saved.epoch))
     if saved.epoch >= config.epochs:
         has = f"{paths.folder} has {saved.epoch} epochs"
         raise ConfigError(f"--epochs {config.epochs}: {has}; give more, or {_ANEW}")
@@ -311,11 +285,7 @@ def _words(value: Any) -> str:
 
 
 def _check_agents(before: Boundary, epoch: Epoch) -> None:
-    """Report the agents that were frozen in this epoch.
-
-    Raises:
-      TrainingError: none is left.
-    """
+    """Report the agents that were frozen in this epoch; TrainingError if none is left."""
     alive = np.asarray(epoch.after.learner.alive)
     for agent in np.nonzero(np.asarray(before.learner.alive) & ~alive)[0]:
         frozen = f"agent {agent} is frozen, its loss is not finite"
@@ -347,11 +317,3 @@ def _finish(run: _Run, last: Boundary, returns: np.ndarray) -> None:
 def _own_part(agent: int, like: jax.ShapeDtypeStruct, leaf: np.ndarray) -> np.ndarray:
     """One agent's part of a leaf `[A, …]`, without the padding to the widest agent."""
     return leaf[(agent, *map(slice, like.shape))]
-
-
-def _plain(leaf: Any) -> Any:
-    return jax.random.key_data(leaf) if _is_key(leaf) else leaf
-
-
-def _is_key(leaf: Any) -> bool:
-    return hasattr(leaf, "dtype") and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)

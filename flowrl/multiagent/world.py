@@ -99,11 +99,7 @@ class TurnWorld(World, Protocol):
 
 
 def open_world(name: str, agents: int) -> World:
-    """The world of this name with so many agents.
-
-    Raises:
-      ConfigError: it is unknown, cannot be loaded, or does not have so many agents.
-    """
+    """The world of this name with so many agents; raises ConfigError if there is none."""
     try:
         world = _opener(name)(name, agents)
     except FlowrlError:

@@ -59,10 +59,8 @@ def evidence(
 ) -> Mapping[int, Evidence]:
     """Return the answers to what a merge rule has to know, by expert.
 
-    The job that finds them runs skill code; it is confined where it can be, without `confinement`.
-
-    Raises:
-      ComparingError: they are being found out; try again.
+    ComparingError means that they are being found out; try again. The job that does so runs skill
+    code; it is confined where it can be, without `confinement`.
     """
     folder = layout.comparisons / run.run_id
     asked = Comparison(
@@ -115,11 +113,7 @@ def blend_of(folder: Path, expert: int) -> Path:
 
 
 def read_record(folder: Path) -> Comparison | None:
-    """The record of a comparison; None without one. The graph's folder may have moved.
-
-    Raises:
-      FileRefusedError: the file is damaged.
-    """
+    """The record of a comparison, None without one; FileRefusedError if it is damaged."""
     if not record_of(folder).exists():
         return None
     found = records.read(record_of(folder), Comparison)

@@ -70,10 +70,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlRequest(Event):
-    """A user's request; without a skill it is for all skills that it applies to.
-
-    A malformed one has a `refusal`, which becomes its response.
-    """
+    """A user's request, for one skill or all; the `refusal` of a malformed one is its response."""
 
     id: str
     verb: Verb | None
@@ -119,10 +116,16 @@ class SkillsAdded(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class RunEvent(Event):
-    """An event of one run of a skill; ignored once the skill has another run."""
+class SkillEvent(Event):
+    """An event of one skill."""
 
     skill: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunEvent(SkillEvent):
+    """An event of one run of a skill; ignored once the skill has another run."""
+
     run_id: str
 
 
@@ -145,7 +148,7 @@ class RunTrains(RunEvent):
 class RunEnded(RunEvent):
     """The end of a run, the frames it had reached, and the last lines of its log.
 
-    It has `saved` so many checkpoints; its next attempt can go on from the newest. With a
+    It has `saved` so many checkpoints; the next attempt can go on from the newest. With a
     `full_disk` the end says nothing about the run.
     """
 
@@ -180,10 +183,9 @@ class MergeRefused(RunEvent):
 
 
 @dataclass(frozen=True, slots=True)
-class NotDone(Event):
+class NotDone(SkillEvent):
     """A command could not be carried out."""
 
-    skill: str
     why: str
 
 
@@ -199,18 +201,14 @@ class Deferred(NotDone):
     """The disk is full or a lock is held: try again later, as often as it takes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Retry(Event):
+class Retry(SkillEvent):
     """Train a failed or held skill again, or start a waiting one at once."""
 
-    skill: str
-
 
 @dataclass(frozen=True, slots=True)
-class TrainMore(Event):
+class TrainMore(SkillEvent):
     """Train a completed skill on or anew, towards a goal and with a budget of frames."""
 
-    skill: str
     goal: float = 0.0
     budget: int = 0
     frames: int = 0  # of this run; 0 for --total_timesteps
@@ -218,26 +216,21 @@ class TrainMore(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Hold(Event):
+class Hold(SkillEvent):
     """Pause a skill."""
 
-    skill: str
     why: str = PAUSED
 
 
 @dataclass(frozen=True, slots=True)
-class Prioritized(Event):
+class Prioritized(SkillEvent):
     """Skills of higher priority start sooner."""
 
-    skill: str
     priority: int
 
 
-@dataclass(frozen=True, slots=True)
-class Prune(Event):
+class Prune(SkillEvent):
     """End a running skill's run with what it has."""
-
-    skill: str
 
 
 class Stopped(Event):

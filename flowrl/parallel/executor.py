@@ -71,18 +71,11 @@ class Backend(Protocol):
         ...
 
     def reopen(self, request: RunRequest, /) -> Job | None:
-        """Return the job of run `request.run_id`, unchanged; None without a folder.
-
-        Raises:
-          FileRefusedError: the run's record is damaged.
-        """
+        """Return a run's job as it is; None without a folder, FileRefusedError if damaged."""
         ...
 
     def merge(self, request: RunRequest, /) -> Mapping[str, Any]:
-        """Merge the run, or find that it was merged; return a summary with its `run_id`.
-
-        It may have the `goal`, `budget` and `taken` of `MergeDone`, too.
-        """
+        """Merge the run once; return its `run_id`, and perhaps facts of `MergeDone`."""
         ...
 
     def archive(self, request: RunRequest, /) -> object:
@@ -269,10 +262,7 @@ class CommandExecutor:
     def _end_of(
         self, request: RunRequest, job: Job, handle: Handle
     ) -> RunResult | Exited | Lost | None:
-        """The run's result, or how else it ended; None while it lives.
-
-        A valid result counts however the process ended: the trainer writes it last.
-        """
+        """Return how the run ended, None while it lives; a valid result counts anyhow."""
         outcome = self.launcher.poll(handle, job.folder)
         if outcome is None:
             return None

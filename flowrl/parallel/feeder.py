@@ -106,8 +106,8 @@ class Feeder:
     def exit_code(self) -> int:
         """0 if all requested skills are completed, else 1; 85 if `flowrl stop` left any to train.
 
-        What is held or blocked is not left: the same command would not train it. With `--strict`,
-        a skill below its goal does not count as completed.
+        What is held or blocked is not left: the same command would not train it. With `--strict`, a
+        skill below its goal does not count as completed.
         """
         known = self._scheduler.state.entries
         entries = known.values()

@@ -51,12 +51,9 @@ class DaemonLock:
         self._descriptor: int | None = None
 
     def acquire(self) -> None:
-        """Take the lock, at once or not at all.
+        """Take the lock at once, or raise BusyError, which names the daemon that has it.
 
-        Raises:
-          BusyError: another daemon has it; the message names that one.
-          ConfigError: the folder is on a network file system, whose locks cannot be trusted.
-          FileRefusedError: the lock is not a plain file.
+        ConfigError: it is on a network file system. FileRefusedError: it is not a plain file.
         """
         if self._descriptor is not None:
             return
@@ -86,11 +83,7 @@ class DaemonLock:
         self._descriptor = descriptor
 
     def check(self) -> None:
-        """Make sure that the lock file is still the one we hold.
-
-        Raises:
-          BusyError: it was deleted or replaced, so another daemon may have started.
-        """
+        """Raise BusyError if the lock file was deleted or replaced; another daemon may have it."""
         if self._descriptor is None:
             return
         try:
@@ -113,10 +106,7 @@ class DaemonLock:
 def daemon_of(path: Path) -> dict[str, Any] | None:
     """Return `pid`, `host` and `since` of the daemon that holds the lock; None while none does.
 
-    The dictionary is empty if they cannot be read.
-
-    Raises:
-      FileRefusedError: the lock is not a plain file.
+    They are missing if they cannot be read. FileRefusedError: the lock is not a plain file.
     """
     locks.check_plain(path)
     return _holder(path) if locks.is_held(path) else None
@@ -248,9 +238,8 @@ def disk_shortage(paths: GraphPaths) -> tuple[str, str] | None:
 class RunLimits:
     """Limits of runs without progress, or too long, by clocks that nobody sets.
 
-    Args:
-      silent_seconds: the longest time without a change of progress.json.
-      run_seconds: the longest life of an attempt's process; None for that of its job.
+    `silent_seconds` is the longest time without a change of progress.json, `run_seconds` the
+    longest life of an attempt's process (None: that of its job).
     """
 
     def __init__(

@@ -196,10 +196,7 @@ def _finished(entry: Entry, status: Running, result: RunResult, context: StepCon
 
 
 def _unless_in_vain(entry: Entry, result: RunResult, context: StepContext) -> Entry:
-    """The entry after an attempt that got stuck: failed, if that was no higher than the last one.
-
-    Only `--stop_when_stuck` ends attempts so.
-    """
+    """Fail a skill whose attempt got stuck (`--stop_when_stuck`) no higher than the last one."""
     status, highest = entry.status, entry.stuck_at
     if highest is None or result.success_rate > highest or not isinstance(status, Waiting):
         return replace(entry, stuck_at=result.success_rate)

@@ -2,13 +2,12 @@
 
 The manifest names every merged expert and the run folders name every live run. A scheduler whose
 state is missing adopts both: merged experts as completed skills, live runs as launched ones. A
-skill keeps the expert number that its folders name, even if its expert no longer counts, so that no
-number is given twice. The functions that write require the caller to hold the graph's folder.
+skill keeps the expert number that its folders name, so that no number is given twice. The functions
+that write require the caller to hold the graph's folder.
 
 `flowrl fsck` and `fsck --repair` go through one list of checks. Damaged files go to `quarantine/`;
-only what a killed merge left and versions that no manifest names are deleted, as at every start of
-a scheduler. Every fix may be repeated. A file that another version of flowrl wrote is reported and
-left as it is.
+only what every start of a scheduler deletes is deleted. Every fix may be repeated. A file that
+another version of flowrl wrote is reported and left as it is.
 """
 
 from __future__ import annotations
@@ -44,7 +43,9 @@ from flowrl.parallel.events import NewSkill, SkillsAdded
 from flowrl.parallel.health import daemon_of
 from flowrl.parallel.skill_sources import (
     GraphRecord,
+    Library,
     SkillSources,
+    open_graph,
     read_graph_record,
     read_skill_file,
 )
@@ -55,7 +56,6 @@ from flowrl.parallel.transitions import step
 from flowrl.paths import GraphPaths, RunPaths, slug
 from flowrl.runs import ExpertVersion, TrainingRun, check_module, read_result, read_run
 from flowrl.skills.graph import SkillGraph
-from flowrl.skills.skill import load_library
 from flowrl.storage import records
 
 logger = logging.getLogger(__name__)
@@ -68,9 +68,7 @@ def known_skills(
 ) -> tuple[NewSkill, ...]:
     """The skills that the folder knows and `state` does not: merged, in training, or tried once.
 
-    Raises:
-      FileRefusedError: the manifest is damaged, or has no expert of a completed skill.
-      FormatVersionError: another version of flowrl wrote a live run's record.
+    FileRefusedError: the manifest is damaged or lacks an expert, or a record is of another version.
     """
     found: dict[str, NewSkill] = {}
 
@@ -102,11 +100,7 @@ def known_skills(
 
 
 def add_known(layout: GraphPaths, graph: SkillGraph) -> None:
-    """Add the skills that the folder knows to scheduler_state.json; no scheduler may be running.
-
-    Raises:
-      FileRefusedError, FormatVersionError: as `known_skills`.
-    """
+    """Add the skills of `known_skills` to scheduler_state.json, while no scheduler runs."""
     file = StateFile(layout.scheduler_state)
     state = file.load() or SchedulerState()
     added, now = [SkillsAdded(known_skills(layout, graph, state))], datetime.now(UTC)
@@ -182,9 +176,7 @@ def _written(path: Path) -> datetime:
 def state_fault(layout: GraphPaths) -> str:
     """Return the fault of scheduler_state.json; "" if it is whole and agrees with the manifest.
 
-    Raises:
-      FileRefusedError: the manifest is damaged.
-      FormatVersionError: another version of flowrl wrote the state.
+    FileRefusedError: the manifest is damaged, or another version of flowrl wrote the state.
     """
     manifest = ExpertStore(layout).manifest()
     try:
@@ -202,14 +194,10 @@ def recover_state(layout: GraphPaths) -> str:
     """Make scheduler_state.json anew from the manifest and the run folders if anything is wrong.
 
     A completed skill whose expert no longer counts waits again, with the same expert number. What
-    had failed or was held is tried again. The old file goes to quarantine.
+    had failed or was held is tried again. The old file goes to quarantine. Returns a sentence about
+    the new state; "" if nothing was wrong.
 
-    Returns:
-      A sentence about the new state; "" if nothing was wrong.
-
-    Raises:
-      FileRefusedError: the manifest, a skill's file or config.json is damaged.
-      FormatVersionError: another version of flowrl wrote the state.
+    FileRefusedError: the manifest, a skill's file or config.json is damaged, or of another version.
     """
     fault = state_fault(layout)
     if not fault:
@@ -273,17 +261,13 @@ def _recorded_graph(layout: GraphPaths) -> SkillGraph:
             f"without that, move {layout.scheduler_state} away and start the scheduler with the "
             "flags it began with, which makes all of them anew"
         ) from error
-    game = config.ppo.env_name
-    skills = SkillSources(layout).over(load_library(game, config.graph.skills_dir))
-    return SkillGraph(skills.values(), capacity=find_game(game).capacity)
+    return open_graph(Library.of(config), SkillSources(layout))
 
 
 def recorded_config(layout: GraphPaths) -> BottomUpConfig:
     """The flags with which the newest run was made; before the first, what graph.json says.
 
-    Raises:
-      FileRefusedError: config.json is damaged, or it and graph.json are missing.
-      ConfigError: a value cannot be used, or names an unknown environment.
+    FileRefusedError: neither can be read. ConfigError: a value, or the environment, is unknown.
     """
     if layout.graph_json.exists() and not layout.config_json.exists():
         data = asdict(read_graph_record(layout))
@@ -302,10 +286,7 @@ def recorded_config(layout: GraphPaths) -> BottomUpConfig:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One fault, and how it can be repaired.
-
-    An *error* is damage to something that counts, a *warning* something that nothing depends on.
-    """
+    """A fault and its repair; nothing depends on the subject of a *warning*."""
 
     severity: Literal["error", "warning"]
     thing: str
@@ -318,10 +299,8 @@ def inspect(layout: GraphPaths) -> tuple[Finding, ...]:
     """Find what is wrong with a graph's folder; changes nothing.
 
     A damaged manifest is reported alone, because the other checks need it. While a scheduler is at
-    work, the state, which it may be about to change, is not checked.
-
-    Raises:
-      FileRefusedError: a link or a file is in the place of a folder.
+    work, the state, which it may be about to change, is not checked. FileRefusedError means that a
+    link or a file is in the place of a folder.
     """
     refuse_misplaced(layout)
     try:
@@ -334,10 +313,7 @@ def inspect(layout: GraphPaths) -> tuple[Finding, ...]:
 
 
 def repair(layout: GraphPaths) -> Iterator[str]:
-    """Repair what can be, and say in one sentence each what was done or could not be.
-
-    The caller holds the graph's folder. The sentence is "" where nothing was to be done.
-    """
+    """Repair what can be in a held folder; yield what was done or could not be, "" for nothing."""
     try:
         yield restore_manifest(layout)
     except FileRefusedError as error:

@@ -66,10 +66,7 @@ class Inbox:
         return any(path not in self._taken for path in self._files())
 
     def take(self) -> Sequence[ControlRequest]:
-        """Return the oldest requests; their files stay until `done`.
-
-        None are taken while the machine cannot read them, for instance for lack of descriptors.
-        """
+        """Return the oldest requests, none while they cannot be read; files stay until `done`."""
         self._taken = self._files()[:MOST_AT_ONCE]
         try:
             return [_read_request(path) for path in self._taken]

@@ -39,6 +39,7 @@ from flowrl.parallel.events import (
     ControlRequest,
     Event,
     NewSkill,
+    SkillEvent,
     StatusChange,
     StopMode,
     Verb,
@@ -78,10 +79,7 @@ class SkillScheduler:
           clock: the time, for waits.
           devices: how many runs each device takes, by its id; without any, runs use the CPU.
           pass_env: names of variables whose values must not be written into records.
-          schedule: values of `ScheduleConfig`'s flags.
-
-        Raises:
-          ConfigError: a value makes no sense.
+          schedule: values of `ScheduleConfig`'s flags; ConfigError says which makes no sense.
         """
         self.layout = base_dir if isinstance(base_dir, GraphPaths) else GraphPaths(Path(base_dir))
         self.schedule = checked(ScheduleConfig(**schedule))
@@ -119,9 +117,7 @@ class SkillScheduler:
     def state(self) -> SchedulerState:
         """The scheduler's state; the first access locks the folder and loads it.
 
-        Raises:
-          BusyError: another daemon has the folder; the message names it.
-          FileRefusedError: scheduler_state.json is damaged or of another version.
+        BusyError: another daemon has the folder. FileRefusedError: the state's file cannot be used.
         """
         if self._state is None:
             refuse_misplaced(self.layout)
@@ -135,11 +131,7 @@ class SkillScheduler:
         return self._state
 
     def save(self) -> bool:
-        """Write scheduler_state.json if the state has changed; False while the disk is full.
-
-        Raises:
-          FileRefusedError: the file cannot be written, and that will not pass by itself.
-        """
+        """Write a changed state; False on a full disk, FileRefusedError for a lasting error."""
         state = self.state
         if state is self._saved:
             return True
@@ -176,16 +168,15 @@ class SkillScheduler:
     ) -> None:
         """Set the backend and the callbacks; later calls add to earlier ones.
 
-        Callbacks are called with the skill's name, after the state is saved. They may add skills.
+        Callbacks are called with the skill's name, after the state is saved, and may add skills.
         They are not called again after a crash: look at `state`. One that raises an error that
         malformed data can raise (`errors.SKILL_ERRORS`) is logged with its traceback and the others
         go on; it is called again if a full disk or the like was the reason. Any other exception is
         a bug and ends the daemon.
 
         `on_add` is called with the name of a skill that a user asks to add to the graph,
-        `on_retrain` with that of one to train under its new text. An error of flowrl's is the
-        request's refusal. Both may be called twice for the same skill. `on_tick` is called at the
-        beginning of each tick.
+        `on_retrain` with that of one to train under its new text, both perhaps twice. An error of
+        flowrl's is the request's refusal. `on_tick` is called at the beginning of each tick.
         """
         of_text = {Verb.ADD: on_add, Verb.RETRAIN: on_retrain}
         self._on_text |= {verb: call for verb, call in of_text.items() if call}
@@ -229,40 +220,31 @@ class SkillScheduler:
             self.skills[name] = skill
 
     def add_skills(self, skills: Collection[NewSkill]) -> None:
-        """Add skills, all of them or none; they may need one another in any order.
-
-        Raises:
-          GraphError, NameRefusedError: as `add_skill`, or they need one another in a circle.
-        """
+        """Add all of the skills or none, in any order; raises as `add_skill` does."""
         self._apply(events.SkillsAdded(tuple(skills)))
 
     def retry(self, skill_name: str) -> None:
         """Let a failed or held skill train again, or a waiting one start at once."""
-        self._check_known(skill_name)
-        self._apply(events.Retry(skill_name))
+        self._apply_to(events.Retry(skill_name))
 
     def train_more(self, skill_name: str, *, goal: float = 0.0, budget: int = 0) -> None:
         """Let a completed skill train on from its own expert; its dependants wait for that.
 
         The skill's `goal` and `budget` are at least these afterwards, even if it was in vain.
         """
-        self._check_known(skill_name)
-        self._apply(events.TrainMore(skill_name, goal, budget))
+        self._apply_to(events.TrainMore(skill_name, goal, budget))
 
     def hold(self, skill_name: str, why: str = PAUSED) -> None:
         """Pause a skill until it is retried; a running one saves what it has and ends."""
-        self._check_known(skill_name)
-        self._apply(events.Hold(skill_name, why))
+        self._apply_to(events.Hold(skill_name, why))
 
     def set_priority(self, skill_name: str, priority: int) -> None:
         """Let skills of higher priority start sooner."""
-        self._check_known(skill_name)
-        self._apply(events.Prioritized(skill_name, priority))
+        self._apply_to(events.Prioritized(skill_name, priority))
 
     def prune(self, skill_name: str) -> None:
         """Let a running skill's run end with what it has; others stay as they are."""
-        self._check_known(skill_name)
-        self._apply(events.Prune(skill_name))
+        self._apply_to(events.Prune(skill_name))
 
     def tick(self, now: datetime | None = None) -> None:
         """Apply requests and ended runs, then carry out commands until none is left."""
@@ -418,17 +400,14 @@ class SkillScheduler:
             raise ConfigError("there is no backend; call set_callbacks(backend=…) first")
         return self._executor
 
-    def _check_known(self, skill: str) -> None:
-        if skill not in self.state.entries:
-            raise GraphError(f"there is no skill {skill!r}; add it first")
+    def _apply_to(self, event: SkillEvent) -> None:
+        if event.skill not in self.state.entries:
+            raise GraphError(f"there is no skill {event.skill!r}; add it first")
+        self._apply(event)
 
 
 def _skill_of(name: str, data: Skill | Mapping[str, Any]) -> Skill:
-    """The skill that `data` describes.
-
-    Raises:
-      SkillError: the data is malformed, or of another skill.
-    """
+    """The skill that `data` describes; SkillError if that is malformed, or another skill."""
     skill = data if isinstance(data, Skill) else skill_from_data(name, data)
     if skill.name != name:
         raise SkillError(f"skill {name!r}: the data is that of {skill.name!r}; add it by its name")

@@ -60,11 +60,8 @@ class GraphRecord:
 def check_graph_record(layout: GraphPaths, config: PPOConfig) -> None:
     """Make sure that the graph's experts can be trained with this configuration.
 
-    Without graph.json, the record of a run says what the graph is.
-
-    Raises:
-      ConfigError: the graph is for another game or has networks of other sizes.
-      FileRefusedError: graph.json is damaged.
+    Without graph.json, the record of a run says what the graph is. ConfigError means that the graph
+    is for another game or has networks of other sizes, FileRefusedError that graph.json is damaged.
     """
     recorded = layout.graph_json.exists()
     found = read_graph_record(layout) if recorded else _of_runs(layout)
@@ -78,11 +75,7 @@ def check_graph_record(layout: GraphPaths, config: PPOConfig) -> None:
 
 
 def read_graph_record(layout: GraphPaths) -> GraphRecord:
-    """Read graph.json.
-
-    Raises:
-      FileRefusedError: it is missing or damaged; says what to do.
-    """
+    """Read graph.json; FileRefusedError says what to do if it is missing or damaged."""
     try:
         return records.read(layout.graph_json, GraphRecord)
     except FormatVersionError:
@@ -151,13 +144,10 @@ def for_skill(
     of_toml: Mapping[str, Any],
     of_sweep: Mapping[str, Any] = MappingProxyType({}),
 ) -> SkillConfig:
-    """Return how a skill is trained, given the settings of its file and of `--skill_config`.
+    """Return how a skill is trained, or raise ConfigError if the values make no sense together.
 
     The command line and the environment come before `--skill_config`, `--config` before what a
-    sweep has found, and that before the file.
-
-    Raises:
-      ConfigError: the values together make no sense.
+    sweep has found, and that before the skill's file.
     """
     known = flags(config.ppo)
     given = {name: origin for name, origin in config.origins.items() if name in known}
@@ -176,11 +166,7 @@ def for_skill(
 
 
 def skill_configs(config: BottomUpConfig, skills: Mapping[str, Skill]) -> Mapping[str, SkillConfig]:
-    """Return each skill's settings, from the flags, `--skill_config`, a sweep and its own file.
-
-    Raises:
-      ConfigError: a setting cannot be used; names the skill and the place.
-    """
+    """Return each skill's settings from all sources; ConfigError names the skill and the place."""
     path, tables = config.graph.skill_config, {}
     if path is not None:
         tables = arguments.toml(path, flag="skill_config")
@@ -198,11 +184,7 @@ def skill_configs(config: BottomUpConfig, skills: Mapping[str, Skill]) -> Mappin
 
 
 def read_tuned(graph: GraphPaths, skill: str) -> dict[str, Any]:
-    """Return the settings that a sweep has found for a skill; {} without any.
-
-    Raises:
-      ConfigError: the file cannot be read, or is of another skill.
-    """
+    """Return the settings that a sweep has found for a skill, {} without any; or ConfigError."""
     path = graph.tuned_file(skill)
     if not path.exists():
         return {}
@@ -213,10 +195,7 @@ def read_tuned(graph: GraphPaths, skill: str) -> dict[str, Any]:
 
 
 class SkillSources:
-    """One file per skill below `skill_files/`.
-
-    While a skill has neither a merged expert nor a live run its file may still be replaced.
-    """
+    """The files below `skill_files/`, replaceable until a skill has an expert or a live run."""
 
     def __init__(self, paths: GraphPaths) -> None:
         self._paths = paths
@@ -237,11 +216,7 @@ class SkillSources:
         self.refused.discard(path)
 
     def recorded(self) -> dict[str, Skill]:
-        """Return every kept skill by name, without those that this version refuses.
-
-        Raises:
-          FileRefusedError: a file is damaged; says which.
-        """
+        """Return every kept skill that this version admits; FileRefusedError if one is damaged."""
         skills: dict[str, Skill] = {}
         for path in sorted(self._paths.skill_files.glob("*.json")):
             try:
@@ -253,8 +228,11 @@ class SkillSources:
                 skills[skill.name] = skill
         return skills
 
-    def over(self, library: Mapping[str, Skill]) -> dict[str, Skill]:
-        """Return the library, with the kept skills where they are fixed or the library has none."""
+    def over(self, library: Mapping[str, Skill], *, tell: bool = True) -> dict[str, Skill]:
+        """Return the library, with the kept skills where they are fixed or the library has none.
+
+        A warning tells of each kept skill that the library has otherwise, unless `tell` is False.
+        """
         fixed = self._fixed()
         recorded = self.recorded().items()
         kept = {name: skill for name, skill in recorded if name in fixed or name not in library}
@@ -262,7 +240,7 @@ class SkillSources:
         kept = {name: _present(skill, library.get(name), born) for name, skill in kept.items()}
         new = (name for name, skill in kept.items() if name not in library and not skill.embedded)
         self.added = frozenset(new)
-        for name, skill in kept.items():
+        for name, skill in kept.items() if tell else ():
             if name in library and library[name] != skill:
                 logger.warning(
                     "%s has changed since this graph began to train it: the graph keeps %s; "
@@ -306,7 +284,7 @@ class Library:
 
     @classmethod
     def of(cls, config: BottomUpConfig) -> Library:
-        """The library that the flags name."""
+        """Return the library that the flags name."""
         own = config.graph
         return cls(env_name=config.ppo.env_name, folder=own.skills_dir, trust=own.trust_skills)
 
@@ -324,11 +302,9 @@ def open_graph(library: Library, sources: SkillSources) -> SkillGraph:
 
 
 def read_skill_file(path: Path) -> Skill:
-    """Return the skill in a kept file.
+    """Return the skill in a kept file; FileRefusedError means that it is damaged.
 
-    Raises:
-      FileRefusedError: it is damaged.
-      KeptSkillError: an earlier version admitted its code, this one does not.
+    KeptSkillError means that an earlier version admitted its code and this one does not.
     """
     data = records.read_document(path)
     try:

@@ -25,11 +25,9 @@ CUDA_PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
 
 
 def check_machine(graph_path: Path, ppo: PPOConfig) -> None:
-    """Make sure that no run will lack a folder or a package.
+    """Raise ConfigError, with the remedy, if runs will lack a folder or a package.
 
-    Raises:
-      ConfigError: names the flag and the remedy.
-      OSError: the disk is full.
+    OSError means that the disk is full.
     """
     if ppo.use_wandb and importlib.util.find_spec("wandb") is None:
         raise ConfigError("--use_wandb needs wandb: pip install '.[wandb]' in flowrl's folder")
@@ -49,11 +47,7 @@ def check_machine(graph_path: Path, ppo: PPOConfig) -> None:
 
 
 def refuse_shared_folder(folder: Path, *, trust: bool) -> None:
-    """Make sure that nobody else may change the graph.
-
-    Raises:
-      ConfigError: the folder is another user's, or everybody may write to it.
-    """
+    """Raise ConfigError if others may change the graph: it is another's, or all may write."""
     found = folder.stat()
     others = found.st_uid != os.geteuid() or found.st_mode & stat.S_IWOTH
     if others and not trust:
@@ -66,13 +60,8 @@ def refuse_shared_folder(folder: Path, *, trust: bool) -> None:
 def device_slots(launch: LaunchConfig, *, each: int, wanted: int) -> dict[str, int]:
     """Return the number of runs of each GPU, by its id; {} is the CPU, also without JAX's plugin.
 
-    Args:
-      launch: its flags of GPUs.
-      each: how many GPUs a run has.
-      wanted: how many it uses.
-
-    Raises:
-      ConfigError: there are no such GPUs, or too few, or JAX cannot use them.
+    A run has `each` GPUs and uses `wanted`; ConfigError: they are not there, or JAX cannot use
+    them.
     """
     devices: tuple[Device, ...] = ()
     if any(map(importlib.util.find_spec, CUDA_PLUGINS)):
@@ -90,11 +79,7 @@ def open_scheduler(
     *,
     devices: Mapping[str, int],
 ) -> SkillScheduler:
-    """The scheduler of a graph or a sweep, with the launcher of `--launcher`.
-
-    Raises:
-      ConfigError: tmux is missing.
-    """
+    """The scheduler of a graph or a sweep, with the launcher of `--launcher`."""
     return SkillScheduler(
         layout,
         launcher=open_launcher(launch),
@@ -105,11 +90,7 @@ def open_scheduler(
 
 
 def open_launcher(config: LaunchConfig) -> Launcher:
-    """The launcher of `--launcher`: sessions in tmux, or plain processes.
-
-    Raises:
-      ConfigError: tmux is missing.
-    """
+    """The launcher of `--launcher`: plain processes, or tmux; ConfigError if tmux is missing."""
     if config.launcher == "local":
         return LocalLauncher()
     launcher = TmuxLauncher(config.tmux_socket)

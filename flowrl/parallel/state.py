@@ -160,12 +160,7 @@ class StateBuilder:
                     stack.append(item.skill)
 
     def add(self, skills: Sequence[NewSkill]) -> None:
-        """Add skills, all of them or none.
-
-        Raises:
-          NameRefusedError: a name cannot be used, or two share a slug.
-          GraphError: a skill is there already, needs an unknown one, or needs itself.
-        """
+        """Add skills, all of them or none; raises as `check_new_skills` does."""
         order = check_new_skills(skills, self.entries)
         for item in skills:
             self.entries[item.skill] = Entry(
@@ -195,10 +190,7 @@ class StateBuilder:
         return True
 
     def _with_blockers(self, entry: Entry) -> Entry:
-        """The entry, blocked if a need keeps it from starting, and waiting again if none does.
-
-        A run that has begun goes on.
-        """
+        """Return the entry, blocked or waiting as its needs say; a run that has begun goes on."""
         status = entry.status
         if not isinstance(status, Waiting | Blocked) or status.run_id is not None:
             return entry
@@ -257,9 +249,8 @@ def next_due(state: SchedulerState, *, after: datetime) -> datetime | None:
 def check_new_skills(skills: Sequence[NewSkill], known: Mapping[str, Entry]) -> tuple[str, ...]:
     """Check skills that are to be added to `known`; return their names, needs first.
 
-    Raises:
-      NameRefusedError: a name cannot be used, or two share a slug.
-      GraphError: a skill is there already, needs an unknown one, or needs itself.
+    NameRefusedError: a name cannot be used, or two share a slug. GraphError: the skill is there
+    already, needs an unknown one, or needs itself.
     """
     new: dict[str, NewSkill] = {}
     for item in skills:
@@ -298,10 +289,7 @@ def _check_names(new: Mapping[str, NewSkill], known: Mapping[str, Entry]) -> Non
 
 
 def _rank(entry: Entry) -> tuple[float, int, int]:
-    """Return an entry's place in the queue: by priority, then by insertion.
-
-    One that has given its slot to others stands behind all that have not, the first one first.
-    """
+    """Return an entry's place in the queue; one that gave its slot to others stands last."""
     status = entry.status
     queued_at = status.queued_at if isinstance(status, Waiting) else None
     return (queued_at.timestamp() if queued_at else 0.0, -entry.priority, entry.order)
@@ -320,9 +308,7 @@ class StateFile:
     def load(self) -> SchedulerState | None:
         """Return the saved state, or None when there is no file.
 
-        Raises:
-          FormatVersionError: another version of flowrl wrote it.
-          FileRefusedError: the file cannot be read or trusted; it is left as it is.
+        FileRefusedError: it cannot be read or trusted, or is of another version; it stays as it is.
         """
         if not self.path.exists() and not self.path.is_symlink():
             return None
@@ -352,11 +338,7 @@ class StateFile:
 
 
 def decode(content: bytes, path: str) -> SchedulerState:
-    """Return the state in the content of scheduler_state.json, which was found at `path`.
-
-    Raises:
-      FormatVersionError, FileRefusedError: as `StateFile.load`.
-    """
+    """Return the state in the content of the file at `path`; raises as `StateFile.load`."""
     document = _document(content, path)
     try:
         lines = records.from_json(tuple[Mapping[str, Any], ...], document["skills"])

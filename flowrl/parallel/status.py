@@ -132,10 +132,7 @@ class Running(Attempted):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Merging(Attempted):
-    """Its run has a result that is not in the global checkpoint yet.
-
-    With `not_before` the merge is deferred, and `why` says why.
-    """
+    """Its run has a result that is not in the global checkpoint yet; `not_before`: deferred."""
 
     kind: ClassVar[str] = "merging"
     run_id: str

@@ -199,10 +199,8 @@ def _publish_requested(layout: GraphPaths, flow: Flow, config: BottomUpConfig) -
 def _add_kept(config: BottomUpConfig, backend: TrainingBackend, feeder: Feeder, name: str) -> None:
     """Add a skill that `flowrl add` has kept to a graph in training; twice is once.
 
-    Raises:
-      GraphError: no such skill is kept, or it does not go into the graph.
-      SkillError: its code has no approval.
-      ConfigError: its training cannot be as it says.
+    GraphError: it is not kept, or does not fit. SkillError: its code has no approval. ConfigError:
+    it cannot be trained as it says.
     """
     if name not in backend.graph.skills:
         new = _kept_skills(config, name, without=backend.graph.skills)
@@ -227,11 +225,7 @@ def _use(
 
 
 def _kept_skills(config: BottomUpConfig, name: str, *, without: Collection[str]) -> list[Skill]:
-    """The approved skills that are kept, but for some: `name`, and what it may need.
-
-    Raises:
-      GraphError, SkillError: as `_add_kept`.
-    """
+    """The approved kept skills but for some: `name` and its needs; raises as `_add_kept` does."""
     layout, game = GraphPaths(config.graph.graph_path), config.ppo.env_name
     kept, store = SkillSources(layout).recorded(), ApprovalStore(layout.approvals)
     if name not in kept:

@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -48,11 +48,7 @@ _LEAST_LIMIT_SECONDS, _SLOWEST_STEPS_PER_SECOND = 86_400.0, 100.0
 
 
 def merge_rule(graph: GraphConfig) -> MergeRule:
-    """Return the merge rule that the flags ask for.
-
-    Raises:
-      ConfigError: the objective is malformed, or single episodes cannot be scored by it.
-    """
+    """Return the merge rule of the flags; ConfigError if no episode can be scored by it."""
     if objective := graph.merge_objective:
         parse_objective(objective, measured=EPISODE_MEASURES)
         return partial(eval_gate, objective=objective)
@@ -97,10 +93,7 @@ class TrainingBackend:
         self._side_by_side = side_by_side
 
     def prepare(self, request: RunRequest) -> Job:
-        """Make a new run folder from the experts that count now.
-
-        config.json says with which flags the newest run was made.
-        """
+        """Make a run folder from the experts that count now, and write config.json, its flags."""
         asked = {"total_timesteps": _MORE} if request.more_frames else {}
         prepared = prepare_training_run(
             layout=self._layout,
@@ -177,9 +170,6 @@ class TrainingBackend:
             comparisons.clear(self._layout.comparisons / request.run_id)
         return fail_run(self._layout, request.expert, request.skill)
 
-    def _live(self) -> Iterable[RunPaths]:
-        return live_runs(self._layout)
-
     def _found(self, request: RunRequest) -> PreparedRun:
         """The folder in which the skill is trained now, whichever run it is of."""
         paths = self._layout.run(request.expert, request.skill)
@@ -196,7 +186,7 @@ class TrainingBackend:
         """The job that trains a prepared run."""
         env = self._env(request)
         config = configs.from_json(PPOConfig, prepared.run.config)
-        module = ("--module_path", str(prepared.module_path.resolve()))
+        module = ("--module_path", str(prepared.layout.module.resolve()))
         launch = self._of_launch(config, request, env)
         return Job(
             name=session_name(request.expert, request.skill),
@@ -249,7 +239,7 @@ class TrainingBackend:
         width = self._config.launch.cpus_per_run
         if not width:
             return ()
-        live = {paths.folder: paths for paths in self._live()}
+        live = {paths.folder: paths for paths in live_runs(self._layout)}
         others = {path: _cpus_in_use(live[path]) for path in live.keys() - {folder}}
         self._pinned = {path: cpus for path, cpus in self._pinned.items() if path in live}
         self._pinned = others | self._pinned
@@ -294,12 +284,8 @@ class TrainingBackend:
 
 def _limits(launch: LaunchConfig) -> dict[str, int]:
     """The limits of a run that were given, by flag."""
-    limits = {
-        "run_memory": launch.run_memory,
-        "run_disk": launch.run_disk,
-        "run_processes": launch.run_processes,
-    }
-    return {name: limit for name, limit in limits.items() if limit}
+    names = ("run_memory", "run_disk", "run_processes")
+    return {name: limit for name in names if (limit := getattr(launch, name))}
 
 
 def _cpus_in_use(paths: RunPaths) -> tuple[int, ...]:

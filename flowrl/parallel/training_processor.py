@@ -92,11 +92,9 @@ def process_completed_training(
       frame_accounting: the frames that the frame rule credits an expert with.
       merge_policy: the rule to merge by (default: the frame rule).
 
-    Raises:
-      ResultRefusedError: the result is of another run, incomplete or damaged; nothing has changed.
-      FileRefusedError: there is no such run, or the manifest is damaged.
-      ComparingError: a program answers the questions of the rule; try again.
-      BusyError: another process merges for longer than a minute; try again.
+    Raises:   ResultRefusedError: the result is of another run, incomplete or damaged; nothing has
+    changed.   FileRefusedError: there is no such run, or the manifest is damaged.   BusyError:
+    another process merges, or a program answers the rule's questions; try again.
     """
     layout = GraphPaths(Path(base_dir))
     paths = RunPaths(Path(run_folder), global_expert_idx)
@@ -136,10 +134,7 @@ def merge_run(
 def archive_run(layout: GraphPaths, paths: RunPaths) -> None:
     """Do the second half: archive a merged run's records, remove its folder, collect garbage.
 
-    If it is interrupted, `recover_graph` completes it at the next start.
-
-    Raises:
-      FileRefusedError: the folder is not the run's own, or holds no result.
+    `recover_graph` completes it at the next start. FileRefusedError: the folder is not the run's.
     """
     if not paths.folder.is_dir():
         return
@@ -158,10 +153,7 @@ def recover_graph(layout: GraphPaths) -> None:
     """Remove what a kill or a power cut left behind, and archive the runs that are merged.
 
     The scheduler merges the finished ones that are not. No other process may prepare or merge runs
-    of this graph meanwhile.
-
-    Raises:
-      FileRefusedError: the manifest is damaged; says which history file to restore.
+    of this graph meanwhile. FileRefusedError means that the manifest is damaged.
     """
     refuse_misplaced(layout)
     store = ExpertStore(layout)
@@ -192,10 +184,8 @@ def verified_candidates(
     """Check a run's result and its experts, and return them as candidates of the merge.
 
     A child process reads the arrays; the trainer's own report of them is only compared with that.
-
-    Raises:
-      ResultRefusedError: with a line `- expected` and a line `+ found` for every difference.
-      BusyError: the arrays could not be read just now.
+    ResultRefusedError has a line `- expected` and a line `+ found` for every difference. BusyError
+    means that the arrays could not be read just now.
     """
     try:
         result = read_result(paths)

@@ -69,11 +69,6 @@ class PreparedRun:
         """The folder of the run."""
         return self.layout.folder
 
-    @property
-    def module_path(self) -> Path:
-        """The generated module; the trainer's `--module_path`."""
-        return self.layout.module
-
     def __iter__(self) -> Iterator[Path]:
         """The documented triple."""
         return iter((self.layout.folder, self.layout.module, self.layout.policies))
@@ -87,15 +82,12 @@ def build_remapping(
     """Number a run's experts from 0 without gaps; unpacks as (global_to_local, local_to_global).
 
     Dependencies are global indices, or names of skills; `completed` then gives the index of each,
-    as `{"Collect Wood": {"expert_idx": 0}}` or `{"Collect Wood": 0}`.
+    as `{"Collect Wood": {"expert_idx": 0}}` or `{"Collect Wood": 0}`, else ExpertMissingError is
+    raised. ExpertIndexError means that an index is negative, or occurs twice.
 
     >>> global_to_local, local_to_global = build_remapping([0, 5, 10], 50)
     >>> global_to_local[50], local_to_global[3]
     (3, 50)
-
-    Raises:
-      ExpertMissingError: a named dependency is not completed.
-      ExpertIndexError: an index is negative, or occurs twice.
     """
     indices = [_index(dependency, completed or {}) for dependency in dependency_experts]
     return Remapping.of(indices, new_expert_idx)
@@ -255,11 +247,7 @@ def _check_shapes(store: ExpertStore, run: TrainingRun, seeds: Sequence[ExpertVe
 
 
 def expert_of(store: ExpertStore, skill: str) -> ExpertVersion:
-    """The expert that new ones begin as copies of.
-
-    Raises:
-      ConfigError: the skill has none.
-    """
+    """The expert that new ones begin as copies of; ConfigError if the skill has none."""
     versions = {version.skill: version for version in store.manifest().experts.values()}
     if skill not in versions:
         near = closest(skill, tuple(versions))
@@ -315,11 +303,7 @@ def _copy_seeds(
 
 
 def generate_module_with_remapping(run: TrainingRun, skills: Mapping[str, Skill]) -> str:
-    """The module of a run, with GLOBAL_TO_LOCAL, LOCAL_TO_GLOBAL and its plan injected.
-
-    Raises:
-      SkillError: a skill's function is not one function.
-    """
+    """The module of a run, with its remapping and plan; SkillError if a function is malformed."""
     steps = [_step(number, step, skills[step.skill]) for number, step in enumerate(run.plan)]
     return "\n\n\n".join([_head(run), *steps]) + "\n"
 
@@ -401,11 +385,7 @@ def live_runs(layout: GraphPaths) -> Iterator[RunPaths]:
 
 
 def readable_runs(layout: GraphPaths) -> Iterator[tuple[RunPaths, TrainingRun]]:
-    """The live runs with their records, but for those whose record is damaged.
-
-    Raises:
-      FormatVersionError: another version of flowrl wrote a record.
-    """
+    """The live runs with their records, but for damaged ones; or FormatVersionError."""
     for paths in live_runs(layout):
         try:
             yield paths, read_run(paths)
@@ -416,10 +396,7 @@ def readable_runs(layout: GraphPaths) -> Iterator[tuple[RunPaths, TrainingRun]]:
 
 
 def pinned_versions(layout: GraphPaths) -> frozenset[tuple[int, str]] | None:
-    """The (index, version) of every expert that a live run started from; these are not garbage.
-
-    None means that a run's record is damaged, so that no version can be told to be garbage.
-    """
+    """The (index, version) that live runs started from; None, for all, if a record is damaged."""
     pinned: set[tuple[int, str]] = set()
     for paths in live_runs(layout):
         try:
@@ -440,11 +417,7 @@ def remove_part_files(layout: GraphPaths) -> None:
 
 
 def read_own_run(paths: RunPaths, skill: str) -> TrainingRun:
-    """Read run.json.
-
-    Raises:
-      FileRefusedError: it is missing, damaged, or of another expert or skill.
-    """
+    """Read run.json; FileRefusedError if it is damaged, or of another expert or skill."""
     run = read_run(paths)
     if (run.expert, run.skill) != (paths.expert, skill):
         raise FileRefusedError(
@@ -455,11 +428,7 @@ def read_own_run(paths: RunPaths, skill: str) -> TrainingRun:
 
 
 def clear_for_launch(paths: RunPaths) -> None:
-    """Remove what the last launch of a run recorded; its checkpoints and log stay.
-
-    Raises:
-      BusyError: a process of this run still lives.
-    """
+    """Remove the records of a run's last launch, no checkpoints; BusyError if the run lives."""
     _refuse_live_process(paths)
     records = (paths.start_json, paths.exit_json, paths.result_json, paths.progress)
     for record in (*records, paths.prune_json):
@@ -475,10 +444,8 @@ def _refuse_live_process(paths: RunPaths) -> None:
 def fail_run(layout: GraphPaths, expert: int, skill: str) -> Path | None:
     """Move a run folder to `training_runs/failed/`; returns its new path, None without a folder.
 
-    The newest failures of each skill are kept for reading.
-
-    Raises:
-      BusyError: a process of this run still lives; the folder stays where it is.
+    The newest failures of each skill are kept for reading. If a process of this run still lives,
+    the folder stays where it is: BusyError.
     """
     paths = layout.run(expert, skill)
     if not paths.folder.is_dir():

@@ -70,12 +70,11 @@ def step(
 ) -> tuple[SchedulerState, tuple[Command, ...]]:
     """Return the state after the received events, and the commands that follow from it.
 
-    Skills whose needs are completed start in order of priority, then of insertion, as long as
-    slots are free: `devices` gives the number of runs that each device takes, and without devices
-    only `max_parallel_skills` limits them. With `launching=False` no skill starts.
+    Skills whose needs are completed start in order of priority, then of insertion, as long as slots
+    are free: `devices` gives the number of runs that each device takes, and without devices only
+    `max_parallel_skills` limits them. With `launching=False` no skill starts.
 
-    Raises:
-      GraphError, NameRefusedError: a skill cannot be added; `state` still holds.
+    GraphError or NameRefusedError means that a skill cannot be added; `state` still holds.
     """
     context = StepContext(now=now, schedule=schedule, devices=devices)
     transition = Transition(state, context)
@@ -441,10 +440,7 @@ class Slots:
                 self._occupy(entry.status.devices, alone=entry.status.alone)
 
     def take(self, *, alone: bool) -> tuple[str, ...] | None:
-        """Occupy the devices with most of their slots free; None if the run does not fit.
-
-        Without devices these are none: ().
-        """
+        """Occupy and return the devices with most slots free; None if the run does not fit."""
         free = [n for n, most in self._most.items() if self._load[n] < (1 if alone else most)]
         if self._runs_left <= 0 or len(free) < self._wanted:
             return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -223,20 +223,17 @@ def finish(assignment: Assignment, params: Any, counters: Counters, **figures: A
 
 
 class Checkpointer:
-    """Saves a run every so often, since a trainer that is killed has no time to."""
+    """Saves a run every so many seconds, since a trainer that is killed has no time to."""
 
-    def __init__(self, paths: RunPaths, config: PPOConfig) -> None:
-        self._paths = paths
-        self._config = config
-        self._seconds = config.checkpoint_seconds
-        self._saved_at = time.monotonic()
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self._saved_at = seconds, time.monotonic()
 
-    def after(self, update: UpdateReport, best: Best) -> None:
+    def due(self, save: Callable[[], None]) -> None:
         """Save if it is time to; if that fails, warn, and let training go on."""
         if not self._seconds or time.monotonic() - self._saved_at < self._seconds:
             return
         try:
-            save_checkpoint(self._paths, self._config, update, best)
+            save()
         except (OSError, ValueError) as error:  # Orbax reports a full disk by the latter
             reason = str(error).partition("\n")[0]
             logger.warning("there is no new checkpoint to resume from: %s", reason)

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -105,7 +106,9 @@ def _train(
         seconds = counters.seconds + time.monotonic() - began  # as if all starts had been one
         counters = replace(counters, seconds=seconds)
         reporter.begin_training(counters)
-        checkpoints, stuck = run_io.Checkpointer(assignment.paths, config.ppo), False
+        checkpoints, stuck = run_io.Checkpointer(config.ppo.checkpoint_seconds), False
+
+        save = partial(run_io.save_checkpoint, assignment.paths, config.ppo)
 
         def stop_here() -> int | None:
             return EXIT_RESUMABLE if stuck else stop()
@@ -121,9 +124,9 @@ def _train(
                 _finish(opened, update, best, stopped)
                 break
             if update.stop:
-                run_io.save_checkpoint(assignment.paths, config.ppo, update, best)
+                save(update, best)
                 return update.stop
-            checkpoints.after(update, best)
+            checkpoints.due(partial(save, update, best))
             stuck = stuck or _is_stuck(assignment.paths, config.ppo, update)
         return 0
     finally:

@@ -43,8 +43,7 @@ _ERRORS = {EXIT_USAGE: ConfigError, EXIT_DIVERGED: TrainingError}  # by a replic
 def run(config: TrainConfig, stop: Callable[[], int | None]) -> int:
     """Train a run with replicas; returns the exit code.
 
-    Raises:
-      FlowrlError: fewer replicas than a round needs are left; says how the last one ended.
+    Raises FlowrlError if fewer replicas than a round needs are left; it says how the last ended.
     """
     paths = config.paths
     if not config.resume:
@@ -72,13 +71,7 @@ def _start(config: TrainConfig, replica: int) -> Child:
 
 
 class Averager:
-    """The replicas' processes and the rounds of a run.
-
-    Args:
-      config: of the run; the replicas share its frames.
-      paths: of the run.
-      start: starts the process of the replica with this number.
-    """
+    """The replicas' processes and the rounds of a run; `start` starts the replica of a number."""
 
     def __init__(self, config: PPOConfig, paths: RunPaths, start: Callable[[int], Child]) -> None:
         self._config, self._paths, self._start = config, paths, start
@@ -94,11 +87,7 @@ class Averager:
     def look(self) -> int | None:
         """Start dead replicas again, and make the next round if it is due.
 
-        Returns:
-          The run's exit code when it is over, else None.
-
-        Raises:
-          FlowrlError: as `run`.
+        Returns the run's exit code when it is over, else None; raises as `run`.
         """
         if self._base is None:
             self._begin(self._rounds.newest())  # replica 0 makes the first
@@ -196,9 +185,8 @@ class Averager:
         lr, momentum = config.average_lr, config.average_momentum
         outer = OuterStep(name=config.average_outer, lr=lr, momentum=momentum)
         mean = fold(before, offers, Rule(name=config.average_rule), outer)
-        return self._rounds.commit(
-            self._record(base, [o for o, _ in offers.values()], left_out), mean
-        )
+        members = [offer for offer, _ in offers.values()]
+        return self._rounds.commit(self._record(base, members, left_out), mean)
 
     def _check(self, offer: Offer, others: Sequence[Offer]) -> None:
         """Refuse an offer whose figures cannot be those of a round of this run."""

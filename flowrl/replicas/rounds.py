@@ -19,7 +19,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 from safetensors import SafetensorError
@@ -91,39 +91,25 @@ def pooled(rates: Sequence[Rates]) -> Rates:
 
 
 class Rounds:
-    """The rounds of one run, in its folder `rounds`."""
+    """The rounds of one run, in its folder `rounds`; a damaged file raises FileRefusedError."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def newest(self) -> Round | None:
-        """The newest round; None before round 0.
-
-        Raises:
-          FileRefusedError: its record is damaged.
-        """
-        numbers = self._numbers()
-        while numbers:
-            path = self.folder / str(numbers.pop()) / _RECORD
-            if path.exists():
+        """The newest round; None before round 0."""
+        for number in reversed(self._numbers()):
+            if (path := self.folder / str(number) / _RECORD).exists():
                 return records.read(path, Round)
         return None
 
     def best(self, newest: Round) -> Round:
-        """The round with the most success; of equally good ones the last.
-
-        Raises:
-          FileRefusedError: its record is damaged.
-        """
+        """The round with the most success; of equally good ones the last."""
         number = newest.best or newest.number
         return records.read(self.folder / str(number) / _RECORD, Round)
 
     def mean(self, record: Round) -> dict[str, np.ndarray]:
-        """The arrays of a round.
-
-        Raises:
-          FileRefusedError: they are not those that the record names.
-        """
+        """The arrays of a round, those that its record names."""
         return _read(self.folder / str(record.number) / _MEAN, record.digest)
 
     def commit(self, record: Round, mean: Arrays) -> Round:
@@ -164,8 +150,7 @@ class Rounds:
     def read_offer(self, base: Round, replica: int, like: Arrays) -> tuple[Offer, Arrays]:
         """A replica's offer for the round after `base`, and its arrays.
 
-        Raises:
-          FileRefusedError: it is damaged, of another round or shape, or a number is not finite.
+        Raises FileRefusedError if it is of another round or shape, or a number is not finite.
         """
         folder = self.offer_folder(base.number + 1, replica)
         found = records.read(folder / _OFFER, Offer, remedy="the replica is left out")
@@ -173,12 +158,7 @@ class Rounds:
         arrays = _read(folder / _ARRAYS, found.digest, limit_bytes=most)
         if (found.replica, found.base, len(found.acted)) != (replica, base.digest, len(base.acted)):
             raise FileRefusedError(f"{folder} did not begin with round {base.number}")
-        forms = {
-            name: (leaf.shape, leaf.dtype)
-            for name, leaf in like.items()
-            if not name.startswith(_VELOCITY)
-        }
-        if {name: (leaf.shape, leaf.dtype) for name, leaf in arrays.items()} != forms:
+        if _forms(arrays) != _forms(_learned(like)):
             raise FileRefusedError(f"{folder} has arrays of other shapes or types than the round")
         for name, leaf in arrays.items():
             if not np.isfinite(leaf).all():
@@ -242,7 +222,7 @@ def fold(
     too few for them the geometric median is taken.
     """
     folded = {name: leaf.copy() for name, leaf in before.items()}
-    learned = {name: leaf for name, leaf in before.items() if not name.startswith(_VELOCITY)}
+    learned = _learned(before)
     floats = sorted(name for name, leaf in learned.items() if leaf.dtype.kind == "f")
     stepped = [name for name in floats if outer.name == "sgd" and name.startswith("params/")]
     for name in learned.keys() - floats:
@@ -262,6 +242,15 @@ def fold(
             old, mean = before[name][expert].astype(float), folded[name][expert].astype(float)
             folded[name][expert], fast[expert] = outer.apply(old, mean, fast[expert])
     return folded
+
+
+def _learned(arrays: Arrays) -> Arrays:
+    """The arrays without an outer step's state."""
+    return {name: leaf for name, leaf in arrays.items() if not name.startswith(_VELOCITY)}
+
+
+def _forms(arrays: Arrays) -> dict[str, Any]:
+    return {name: (leaf.shape, leaf.dtype) for name, leaf in arrays.items()}
 
 
 def _row(arrays: Arrays, names: Sequence[str], expert: int) -> np.ndarray:

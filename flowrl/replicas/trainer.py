@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from contextlib import closing, suppress
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,8 @@ from flowrl import storage
 from flowrl.envs.skill_module import open_module
 from flowrl.envs.tasks import check_gains
 from flowrl.errors import FileRefusedError, FlowrlError
+from flowrl.experts import checkpoint
+from flowrl.experts.checkpoint import host_leaves
 from flowrl.ppo import run_io
 from flowrl.ppo.loop import Counters, Learner, UpdateReport, frames_per_update, train
 from flowrl.ppo.metrics import EpisodeLog
@@ -41,11 +43,7 @@ _Tree = TypeVar("_Tree")
 def run(config: TrainConfig) -> int:
     """Train as the replica of this number, until the run ends; replica 0 writes its results.
 
-    Returns:
-      The exit code.
-
-    Raises:
-      FlowrlError: the run cannot be trained; the replica's folder says why.
+    Raises FlowrlError if the run cannot be trained; the replica's folder says why.
     """
     number = config.replica or 0
     own = config.paths.replica(number)
@@ -90,7 +88,7 @@ class Replica:
         """Train from the newest round until the last."""
         if not self._number and self._rounds.newest() is None:
             first = Round(number=0, acted=(0,) * self._opened.env.num_experts)
-            self._rounds.commit(first, _named(self._fresh.train))
+            self._rounds.commit(first, host_leaves(self._fresh.train))
         base = self._wait_for(0)
         shards = self._left(base)
         self._reporter.begin_training(self._of_run(self._counters(base)))
@@ -147,11 +145,8 @@ class Replica:
 
     def _counters(self, base: Round) -> Counters:
         """Return this replica's counters at the start of a round; the steps in it count from 0."""
-        return Counters(
-            updates=base.updates,
-            acted=(0,) * len(base.acted),
-            seconds=base.seconds,
-        )
+        acted = (0,) * len(base.acted)
+        return Counters(updates=base.updates, acted=acted, seconds=base.seconds)
 
     def _of_run(self, counters: Counters) -> Counters:
         """These counters with the frames that all replicas together have about taken."""
@@ -166,8 +161,8 @@ class Replica:
             rates=update.rates,
         )
         seen = {_SEEN + name: np.array(value) for name, value in vars(update.episodes).items()}
-        state = _named(update.learner.shards) | seen
-        self._rounds.offer(base.number + 1, offer, _named(update.learner.train), state)
+        state = host_leaves(update.learner.shards) | seen
+        self._rounds.offer(base.number + 1, offer, host_leaves(update.learner.train), state)
 
     def _finish(self, last: Round) -> None:
         """Write the final experts of the best round, then result.json."""
@@ -185,35 +180,16 @@ class Replica:
         )
 
 
-def _named(tree: Any) -> dict[str, np.ndarray]:
-    """The leaves of a tree by their paths; random keys are their numbers."""
-    pairs, _ = jax.tree_util.tree_flatten_with_path(tree)
-    numbers = [(path, jax.random.key_data(x) if _is_key(x) else x) for path, x in pairs]
-    return {_name(path): np.ascontiguousarray(leaf) for path, leaf in numbers}
-
-
 def _unnamed(arrays: Mapping[str, np.ndarray], like: _Tree) -> _Tree:
     """The tree that has these leaves, each on the devices of the leaf that it is like.
 
-    Raises:
-      FileRefusedError: they are of a run with other sizes.
+    Raises FileRefusedError if they are of a run with other sizes.
     """
-    pairs, structure = jax.tree_util.tree_flatten_with_path(like)
-    if any(name not in arrays or arrays[name].shape != x.shape for name, x in _named(like).items()):
-        raise FileRefusedError(
-            "the rounds of this run folder are of networks of other sizes; --no-resume begins anew"
-        )
     leaves = []
-    for path, leaf in pairs:
-        found = jnp.array(arrays[_name(path)])
-        found = jax.random.wrap_key_data(found) if _is_key(leaf) else found
+    for name, leaf in checkpoint.named_leaves(like).items():
+        if name not in arrays or arrays[name].shape != checkpoint.numbers(leaf).shape:
+            sizes = "the rounds of this run folder are of networks of other sizes"
+            raise FileRefusedError(f"{sizes}; --no-resume begins anew")
+        found = checkpoint.from_numbers(jnp.array(arrays[name]), leaf)
         leaves.append(jax.device_put(found, leaf.sharding))
-    return jax.tree.unflatten(structure, leaves)
-
-
-def _name(path: tuple[Any, ...]) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator="/")
-
-
-def _is_key(leaf: jax.Array) -> bool:
-    return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return jax.tree.unflatten(jax.tree.structure(like), leaves)

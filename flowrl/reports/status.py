@@ -100,10 +100,7 @@ def training_screen(paths: GraphPaths, console: Console = ERRORS) -> Live:
 def screen(
     paths: GraphPaths, rows: Sequence[SkillRow], *, width: int = WIDTH, logs: bool = True
 ) -> Group:
-    """Return headings, notices, the table of skills, and the logs of failed skills.
-
-    Without `logs` a line says how to read them.
-    """
+    """Return headings, notices, the table, and logs of failed skills, or how to read them."""
     root = printable(str(paths.root))
     warnings = [*filter(None, [_read_stop_mode(paths)]), *_notices(paths).values()]
     if not all_ended(rows) and daemon_of(paths.daemon_lock) is None:
@@ -295,11 +292,7 @@ class SkillRow:
 
 
 def read_rows(paths: GraphPaths) -> list[SkillRow]:
-    """Return every skill of the graph, in the order in which they were added.
-
-    Raises:
-      FileRefusedError: the folder holds no readable scheduler_state.json, nor sweeps.
-    """
+    """Return every skill in the order of adding; FileRefusedError if the folder is no graph."""
     state = StateFile(paths.scheduler_state).load()
     if state is None:
         begun = any(paths.sweeps.glob("*/sweep.json"))  # nothing but trials was trained yet
@@ -324,11 +317,7 @@ def last_command(paths: GraphPaths) -> str:
 
 
 def find_row(rows: Sequence[SkillRow], wanted: str, graph: Path) -> SkillRow:
-    """Return the row of a skill, found by its name, its machine name or its expert number.
-
-    Raises:
-      GraphError: there is no such skill; the message lists all skills.
-    """
+    """Return a skill's row by name, machine name or number; GraphError lists all skills."""
     word = wanted.strip().casefold()
     for row in rows:
         if word in (row.skill.casefold(), slug(row.skill).casefold()):

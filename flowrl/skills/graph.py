@@ -44,8 +44,8 @@ class Choice:
 class SkillGraph:
     """An immutable set of skills with their dependencies; the order of the skills breaks ties.
 
-    Raises:
-      GraphError: two skills have the same name, or names that share a slug.
+    GraphError is raised for two skills whose names share a slug, and by each method for a skill
+    that is unknown or can never be learned.
     """
 
     def __init__(self, skills: Iterable[Skill] = (), *, capacity: int = CAPACITY) -> None:
@@ -54,20 +54,15 @@ class SkillGraph:
         self._found = learnable(self.skills, capacity=capacity)
 
     def check(self) -> None:
-        """Refuse a graph in which some skill can never be learned.
-
-        Raises:
-          CycleError, UnknownNeedError: with the circle drawn, or the missing gain named.
-        """
+        """Raise CycleError or UnknownNeedError if some skill can never be learned."""
         for name in self.skills:
             self._require_possible(name)
 
     def plus(self, skills: Iterable[Skill]) -> SkillGraph:
         """Return a graph with more skills, in which all others have the needs that they have here.
 
-        Raises:
-          GraphError: a name is taken, a skill can never be learned or has no plan, or it would
-            provide what another skill has from elsewhere.
+        Raises GraphError if a name is taken, a skill can never be learned or has no plan, or it
+        would provide what another skill has from elsewhere.
         """
         new = list(skills)
         for skill in new:
@@ -78,8 +73,7 @@ class SkillGraph:
     def replacing(self, skill: Skill) -> SkillGraph:
         """Return a graph with another text of one skill, in which all have the same needs.
 
-        Raises:
-          GraphError: as `plus`, or a skill would need others than here.
+        Raises GraphError as `plus`, or if a skill would need others than here.
         """
         return self._with([skill], "give the changed skill another name")
 
@@ -96,32 +90,21 @@ class SkillGraph:
         return other
 
     def needs(self, name: str) -> tuple[str, ...]:
-        """The direct providers of a skill's needs, in the order in which it names them.
-
-        Raises:
-          GraphError: the skill is unknown, or can never be learned.
-        """
+        """The direct providers of a skill's needs, in the order in which it names them."""
         self._require_possible(name)
         return tuple(dict.fromkeys(self._found.chosen[name].values()))
 
     def choices(self, name: str) -> tuple[Choice, ...]:
-        """The provider of each item that a skill needs, in the order in which it names them.
-
-        Raises:
-          GraphError: the skill is unknown, or can never be learned.
-        """
+        """The provider of each item that a skill needs, in the order in which it names them."""
         self._require_possible(name)
         chosen = self._found.chosen[name].items()
         return tuple(self._choice(self.skills[name], item, provider) for item, provider in chosen)
 
     def all_needs(self, name: str) -> tuple[str, ...]:
-        """All skills that must be learned before this one, each after its own needs.
-
-        Raises:
-          GraphError: the skill is unknown, or can never be learned.
-        """
+        """All skills that must be learned before this one, each after its own needs."""
         self._require_possible(name)
-        return tuple(sorted(all_providers(name, self._found.chosen), key=self._places.__getitem__))
+        needed = all_providers(name, self._found.chosen)
+        return tuple(skill for skill in self._order if skill in needed)
 
     def order(self) -> tuple[str, ...]:
         """Every skill that can be learned, each after its needs, else as in the library."""
@@ -132,22 +115,15 @@ class SkillGraph:
 
         The last step is the skill itself, the others are among `all_needs(name)`. Counts are
         levels: see `flowrl.skills.planner`. The same graph always gives the same plan.
-
-        Raises:
-          GraphError: the skill is unknown, can never be learned, or exceeds the capacity.
+        Raises GraphError also where a step exceeds the capacity.
         """
         self._require_possible(name)
         if count < 1:
             raise GraphError(f"{name!r} × {count} is no goal; ask for a count of at least 1")
-        needed = all_providers(name, self._found.chosen)
         planner = Planner(
             skills=self.skills,
-            providers={
-                item: tuple(gainer for gainer in gainers if gainer in needed)
-                for item, gainers in self._found.gainers.items()
-            },
-            rank=self._found.rank,
-            chosen=self._found.chosen,
+            found=self._found,
+            needed=all_providers(name, self._found.chosen),
             ephemeral=ephemeral_items(self.skills.values()),
             capacity=self.capacity,
         )
@@ -156,10 +132,6 @@ class SkillGraph:
     @cached_property
     def _order(self) -> tuple[str, ...]:
         return in_order(self._found.chosen, by=self.skills)
-
-    @cached_property
-    def _places(self) -> Mapping[str, int]:
-        return {name: place for place, name in enumerate(self._order)}
 
     def _choice(self, skill: Skill, item: str, provider: str) -> Choice:
         others = tuple(

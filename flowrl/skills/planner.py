@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -225,15 +225,11 @@ def why_impossible(
     path = {name: 0}
     while True:
         skill = skills[name]
-        offers = {
-            (item, need): _offers(skill, item, skills, found, capacity=capacity)
+        offers = (
+            (item, need, _offers(skill, item, skills, found, capacity=capacity))
             for item, need in direct_needs(skill).items()
-        }
-        (item, need), gainers = next(
-            (wanted, names)
-            for wanted, names in offers.items()
-            if found.rank.keys().isdisjoint(names)
         )
+        item, need, gainers = next(x for x in offers if found.rank.keys().isdisjoint(x[2]))
         if not gainers:
             return UnknownNeedError(_missing(skill, item, need, found))
         name = next((other for other in gainers if other != skill.name), skill.name)
@@ -288,20 +284,18 @@ def _missing(skill: Skill, item: str, need: int, found: Learnable) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planner:
-    """The planner's input: the skills, the providers of each item, and the order of the skills."""
+    """The planner's input: the skills, those that may be steps, and how they were learned."""
 
     skills: Mapping[str, Skill]
-    providers: Mapping[str, Sequence[str]]  # item → skills that yield it, preferred first
-    rank: Mapping[str, int]  # skill → its place in a topological order
-    chosen: Mapping[str, Mapping[str, str]]  # skill → item that it needs → provider, of lower rank
+    found: Learnable
+    needed: Collection[str]  # the skills that the goal's needs may come from
     ephemeral: frozenset[str]
     capacity: int
 
     def plan(self, goal: Step) -> tuple[Step, ...]:
         """The steps that make the goal's needs true from an empty inventory, then the goal.
 
-        Raises:
-          GraphError: more of an item is needed at once than can be carried or provided.
+        Raises GraphError if more of an item is needed at once than can be carried or provided.
         """
         self._check_goal(goal)
         names = [step.skill for step in self._ordered(goal)]
@@ -318,7 +312,7 @@ class Planner:
     def _ordered(self, goal: Step) -> list[Step]:
         steps = [goal]
         needs = entry_needs(self.skills[goal.skill], goal.count)
-        chosen = dict(self.chosen[goal.skill])
+        chosen = dict(self.found.chosen[goal.skill])
         while needs:
             step, needs = self._step_before(needs, steps[-1], chosen)
             steps.append(step)
@@ -334,9 +328,9 @@ class Planner:
 
         Of the choices of two skills that of lower rank holds: it needs neither of them.
         """
-        choices = (before, self.chosen[skill])
+        choices = (before, self.found.chosen[skill])
         found = {item: [choice[item] for choice in choices if item in choice] for item in needs}
-        return {item: min(names, key=self.rank.__getitem__) for item, names in found.items()}
+        return {item: min(names, key=self.found.rank.__getitem__) for item, names in found.items()}
 
     def _step_before(
         self, needs: Mapping[str, int], after: Step, chosen: Mapping[str, str]
@@ -357,7 +351,7 @@ class Planner:
         steps = {item: step for item, step in found.items() if step is not None}
 
         def late_first(item: str) -> tuple[bool, int, str]:
-            return item in self.ephemeral, -self.rank[steps[item].skill], item
+            return item in self.ephemeral, -self.found.rank[steps[item].skill], item
 
         return [steps[item] for item in sorted(steps, key=late_first)]
 
@@ -371,7 +365,8 @@ class Planner:
 
     def _provider(self, item: str, need: int, first: str | None = None) -> Step | None:
         """The preferred skill that can reach this level, at the smallest count that does."""
-        for name in (*([first] if first else ()), *self.providers.get(item, ())):
+        gainers = [name for name in self.found.gainers.get(item, ()) if name in self.needed]
+        for name in [first, *gainers] if first else gainers:
             count = count_for(self.skills[name], item, need, capacity=self.capacity)
             if count is not None:
                 return Step(skill=name, count=count)
@@ -381,26 +376,26 @@ class Planner:
         steps = self._counted(names, goal)
         if steps is None:
             raise GraphError(f"no order of steps makes {goal.skill!r} possible")
-        while True:
-            for place in self._superfluous(names):
-                shorter = names[:place] + names[place + 1 :]
-                found = self._counted(shorter, goal)
-                if found is not None:
-                    names, steps = shorter, found
-                    break
-            else:
-                return steps
+        while found := next(self._shorter(names, goal), None):
+            names, steps = found
+        return steps
 
-    def _superfluous(self, names: list[str]) -> Iterator[int]:
-        """Places worth trying to leave out, last first: no needed item hangs on that step alone."""
+    def _shorter(
+        self, names: list[str], goal: Step
+    ) -> Iterator[tuple[list[str], tuple[Step, ...]]]:
+        """The plans that succeed without one step, by names and steps; a late step goes first.
+
+        A step on which alone a needed item hangs is not tried.
+        """
         providers = Counter(item for name in names for item in self.skills[name].gain)
         needed = {item for name in names for item in entry_needs(self.skills[name], 1)}
         named = {other for name in names for other in self.skills[name].provided_by.values()}
         for place in range(len(names) - 2, -1, -1):
-            if names[place] not in named and all(
-                providers[item] > 1 or item not in needed for item in self.skills[names[place]].gain
-            ):
-                yield place
+            gain = self.skills[names[place]].gain
+            alone = any(item in needed and providers[item] == 1 for item in gain)
+            rest = names[:place] + names[place + 1 :]
+            if names[place] not in named and not alone and (steps := self._counted(rest, goal)):
+                yield rest, steps
 
     def _counted(self, names: list[str], goal: Step) -> tuple[Step, ...] | None:
         """The steps in this order with the smallest counts; None when they do not succeed."""

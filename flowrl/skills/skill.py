@@ -92,11 +92,7 @@ class Amount:
 
     @staticmethod
     def parse(written: object) -> Amount:
-        """The amount in a number or a text such as `n`, `4*n + 1` or `lambda n: 4*n + 0`.
-
-        Raises:
-          SkillError: it is negative, absurd, not linear in n, or not an amount at all.
-        """
+        """The amount in a number or a text such as `n`, `4*n + 1` or `lambda n: 4*n + 0`."""
         text = str(written).strip()
         remedy = "write '4*n + 1'"
         if len(text) > _AMOUNT_TEXT_LIMIT:
@@ -172,11 +168,7 @@ class Skill:
 
     @staticmethod
     def from_json(fields: Mapping[str, Any]) -> Skill:
-        """The skill that `to_json` wrote; its syntax is checked again, unless it is a trusted one.
-
-        Raises:
-          SkillError: the data is not a skill.
-        """
+        """The skill that `to_json` wrote; its syntax is checked again, unless it is trusted."""
         data = dict(fields)
         trusted = data.pop("trusted", False) is True
         return skill_from_data(data.get("name"), data, trusted=trusted)
@@ -195,10 +187,7 @@ def parse_skill(
 ) -> Skill:
     """The skill that a file's text defines, for one game or for any; nothing of it is executed.
 
-    The syntax of a trusted skill's functions is not checked.
-
-    Raises:
-      SkillError: the text is malformed, or its syntax is not admitted.
+    The syntax of a trusted skill's functions is not checked. Raises SkillError for malformed text.
     """
     games = known_games() if env_name is None else (find_game(env_name),)
     module = check_skill_source(text, place, games=games, trusted=trusted)
@@ -230,9 +219,7 @@ def skill_from_data(skill_name: Any, data: Mapping[str, Any], *, trusted: bool =
     Keys: `description`, `requirements`, `consumption`, `gain` (amounts as numbers or strings such
     as `"lambda n: 4*n + 0"`), `ephemeral`, `max_steps`, and the sources of the two functions:
     `is_done` and `reward`, or both in one text under `code`. `gain` and the functions are required.
-
-    Raises:
-      SkillError: a key is unknown, missing or malformed, or the code's syntax is not admitted.
+    Raises SkillError for other keys and values.
     """
     place = f"skill {skill_name!r}"
     for key in data:
@@ -247,12 +234,9 @@ def skill_from_data(skill_name: Any, data: Mapping[str, Any], *, trusted: bool =
 
 
 def load_skill(path: Path, *, env_name: str | None = None, trust: bool = False) -> Skill:
-    """The skill in a file, for one game or for any.
+    """The skill in a file, for one game or for any; raises SkillError if it cannot be read.
 
     With `trust`, functions whose syntax is refused make a trusted skill.
-
-    Raises:
-      FlowrlError: the file cannot be read, is malformed, or its syntax is not admitted.
     """
     place = printable(str(path))
     try:
@@ -273,11 +257,7 @@ def load_skill(path: Path, *, env_name: str | None = None, trust: bool = False) 
 
 
 def skill_files(paths: Sequence[Path]) -> list[Path]:
-    """The files that are named, and those in folders that are.
-
-    Raises:
-      ConfigError: there is none at all, or none in a folder, or no such folder.
-    """
+    """The files that are named, and those in folders; raises ConfigError where there are none."""
     found = []
     for path in paths:
         if path.suffix != ".py" and not path.exists():
@@ -300,18 +280,16 @@ def load_library(
     """All skills for a game, by name: the embedded ones, then those of `skills_dir`.
 
     Files are read in the order of their names. A user's skill replaces the embedded one that has
-    the same name, in its place.
-
-    Raises:
-      ConfigError: the game is unknown.
-      SkillError: no such folder, or a skill that is not for this game.
+    the same name, in its place. Raises SkillError for a skill that is not for this game.
     """
     embedded = _load_folder(find_game(env_name).library_folder, env_name)
     skills = {name: replace(skill, embedded=True) for name, skill in embedded.items()}
     if skills_dir is not None:
         if not Path(skills_dir).is_dir():
             raise SkillError(f"{skills_dir} is not a folder; name a folder of skill files")
-        skills |= _load_folder(Path(skills_dir), env_name, trust=trust)
+        if not (own := _load_folder(Path(skills_dir), env_name, trust=trust)):
+            raise SkillError(f"{skills_dir} has no file *.py; name a folder of skill files")
+        skills |= own
     return skills
 
 
@@ -327,11 +305,7 @@ def _load_folder(folder: Path, env_name: str, *, trust: bool = False) -> dict[st
 
 
 def _read_constants(constants: Mapping[str, Any], at: Callable[[str], str]) -> dict[str, Any]:
-    """The fields of a skill that its constants say; `at` is the place of each by its name.
-
-    Raises:
-      SkillError: a constant is missing or malformed.
-    """
+    """The fields of a skill that its constants say; `at` is the place of each by its name."""
     name = _text_of(constants.get("name"), "name", at("name"))
     try:
         name = display_name(name)
@@ -353,7 +327,9 @@ def _read_constants(constants: Mapping[str, Any], at: Callable[[str], str]) -> d
         what = f"max_steps is not a whole number from 1 to {MOST_STEPS}; write one"
         raise SkillError(f"{at('max_steps')}: {what}")
     provided_by = constants.get("provided_by", {})
-    if not _is_provided_by(provided_by, {**amounts["requirements"], **amounts["consumption"]}):
+    needs = amounts["requirements"].keys() | amounts["consumption"].keys()
+    good = isinstance(provided_by, dict) and provided_by.keys() <= needs
+    if not good or not all(isinstance(other, str) for other in provided_by.values()):
         what = "provided_by does not name a skill for items that are required or consumed"
         raise SkillError(f'{at("provided_by")}: {what}; write {{"wood": "Collect Wood"}}')
     return {
@@ -370,11 +346,10 @@ def _read_constants(constants: Mapping[str, Any], at: Callable[[str], str]) -> d
 def skill_settings(written: object) -> dict[str, Any]:
     """Return the settings of one skill's training, as values of flags.
 
+    Raises ConfigError for one that is unknown, the whole graph's, or cannot be used.
+
     >>> skill_settings({"total_timesteps": "3e6", "lr": 1e-4})
     {'total_timesteps': 3000000, 'lr': 0.0001}
-
-    Raises:
-      ConfigError: a setting is unknown or the whole graph's, or its value cannot be used.
     """
     if not isinstance(written, Mapping):
         raise ConfigError('training is no dict; write {"lr": 3e-4}')
@@ -411,18 +386,8 @@ def _training(written: object, place: str) -> dict[str, Any]:
         raise SkillError(f"{place}: {error}{remedy}") from error
 
 
-def _is_provided_by(value: Any, needs: Mapping[str, Amount]) -> bool:
-    return isinstance(value, dict) and all(
-        item in needs and isinstance(name, str) for item, name in value.items()
-    )
-
-
 def _text_of(value: Any, key: str, place: str) -> str:
-    """The value, provided that it is text.
-
-    Raises:
-      SkillError: it is not.
-    """
+    """The value; raises SkillError unless it is text."""
     if not isinstance(value, str):
         raise SkillError(f"{place}: {key} is missing or not text; write it as a string")
     return value

@@ -54,11 +54,7 @@ _MODES = ("kill", *_ERRORS, "torn")
 
 
 def fault_point(name: str) -> None:
-    """Die or fail here when the environment says so.
-
-    Raises:
-      ConfigError: the variable is not `<name>:<mode>`, or `torn` names a point without a write.
-    """
+    """Die or fail here when the environment says so; ConfigError if it says it wrongly."""
     mode = _mode_at(name)
     if mode == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
@@ -72,9 +68,7 @@ def fault_point(name: str) -> None:
 def open_plain(path: Path) -> BufferedReader:
     """Open a plain file for reading; never waits for the writer of a pipe.
 
-    Raises:
-      FileRefusedError: the file is missing, a link, or not a plain file.
-      OSError: it cannot be opened now, for instance for lack of descriptors.
+    FileRefusedError: it is missing or not plain. OSError: it cannot be opened now.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -84,31 +78,23 @@ def open_plain(path: Path) -> BufferedReader:
         raise FileRefusedError(f"{path} cannot be read: {error.strerror}") from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise FileRefusedError(f"{path} is not a plain file; move it away")
+        raise FileRefusedError(f"{path} is no plain file; name one, or move it away")
     return os.fdopen(descriptor, "rb")
 
 
 def read_bytes(path: Path, *, limit_bytes: int = READ_LIMIT_BYTES) -> bytes:
-    """Read a plain file.
-
-    Raises:
-      FileRefusedError: the file is missing, a link, not a plain file, or over the limit.
-      OSError: it cannot be read now; the content on disk may be intact.
-    """
+    """Read a plain file of at most `limit_bytes`; raises as `open_plain` does."""
     with open_plain(path) as file:
         content = file.read(limit_bytes + 1)
     if len(content) > limit_bytes:
-        raise FileRefusedError(f"{path} has over {limit_bytes} bytes")
+        raise FileRefusedError(
+            f"{path} has over {limit_bytes:,} bytes; name another, or move it away"
+        )
     return content
 
 
 def read_json(path: Path, *, limit_bytes: int = READ_LIMIT_BYTES) -> dict[str, Any]:
-    """Read the JSON object in a file.
-
-    Raises:
-      FileRefusedError: as `read_bytes`, or the content is not one JSON object; NaN and Infinity
-        are not JSON.
-    """
+    """Read one JSON object without NaN; raises FileRefusedError, or as `read_bytes` does."""
     content = read_bytes(path, limit_bytes=limit_bytes)
     try:
         document = json.loads(content, parse_constant=_refuse_constant)
@@ -181,10 +167,7 @@ def append_line(path: Path, line: str) -> None:
 
 
 def make_dir(path: Path, *, durable: bool = True) -> Path:
-    """Make `path` and its missing parents, readable by their owner alone.
-
-    With `durable=False` the caller flushes their names.
-    """
+    """Make `path` and its missing parents, for their owner alone; flushed if `durable`."""
     if path.is_dir():
         return path
     make_dir(path.parent, durable=durable)
@@ -270,13 +253,10 @@ def commit_dir(prepared: Path, final: Path) -> None:
 
 
 def move_dir(source: Path, target: Path) -> None:
-    """Rename a folder and make both parents durable.
+    """Rename a folder durably; FileRefusedError if the target exists.
 
     A folder that cannot be renamed, as those in a lower layer of an overlay file system, is copied
     and then removed; its links and special files are left out.
-
-    Raises:
-      FileRefusedError: the target exists.
     """
     make_dir(target.parent)
     if os.path.lexists(target):

@@ -20,12 +20,9 @@ def held(path: Path, *, timeout_seconds: float) -> Iterator[Callable[[], None]]:
     """Hold an exclusive flock on `path` for the length of the block.
 
     The file is made when missing and never deleted: a deleted lock file can have two holders. The
-    block receives a check to call before it commits: the check raises BusyError if another process
-    deleted or replaced the file all the same.
-
-    Raises:
-      BusyError: no holder freed the lock in time.
-      FileRefusedError: the path is not a plain file. Nothing else is translated.
+    block receives a check to call before it commits, which raises BusyError if another process
+    deleted or replaced the file all the same. BusyError is raised, too, if no holder frees the lock
+    in time, and FileRefusedError if the path is not a plain file.
     """
     make_dir(path.parent)
     check_plain(path)
@@ -68,11 +65,7 @@ def _holder(path: Path) -> str:
 
 
 def is_held(path: Path) -> bool:
-    """Return whether a process holds this lock; a shared lock is taken for an instant to find out.
-
-    Raises:
-      OSError: it cannot be looked at now, or is a link.
-    """
+    """Return whether a process holds this lock, by sharing it for an instant; or OSError."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
@@ -87,11 +80,7 @@ def is_held(path: Path) -> bool:
 
 
 def check_plain(path: Path) -> None:
-    """Make sure that a lock is a plain file or missing.
-
-    Raises:
-      FileRefusedError: it is a link, a folder, or another thing that cannot be a lock.
-    """
+    """Raise FileRefusedError unless a lock is a plain file or missing."""
     if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
         raise FileRefusedError(
             f"{path} is not a plain file and cannot be a lock; make sure that no process uses "

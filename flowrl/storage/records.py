@@ -66,14 +66,9 @@ def read(
     limit_bytes: int = READ_LIMIT_BYTES,
     remedy: str = RESTORE,
 ) -> Record:
-    """Read a record of this dataclass.
+    """Read a record of this dataclass; with `sealed=False` the seal may be missing.
 
-    With `sealed=False` the seal may be missing, for files that other programs write. `remedy` is
-    what a user should do if the file is refused.
-
-    Raises:
-      FormatVersionError: its `format` is not 1.
-      FileRefusedError: it cannot be read, its seal is wrong, or a value is not what it should be.
+    FormatVersionError: its format is not 1. FileRefusedError: anything else; it says the `remedy`.
     """
     document = read_document(path, sealed=sealed, limit_bytes=limit_bytes, remedy=remedy)
     try:
@@ -103,10 +98,7 @@ def read_document(
 
 
 def sealed(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a JSON object with its seal as the last key: the sha256 of its other content.
-
-    The seal does not depend on spaces or on the order of keys.
-    """
+    """Return a JSON object with its seal, the sha256 of the rest, as the last key."""
     content = {key: value for key, value in document.items() if key != SEAL}
     return {**content, SEAL: _seal_of(content)}
 
@@ -138,11 +130,7 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(kind: Any, value: Any) -> Any:
-    """Return the value of type `kind` that `to_json` made this JSON value of.
-
-    Raises:
-      MalformedError: names the key, what was found there and what should be.
-    """
+    """Return the value of type `kind` that `to_json` made this of; MalformedError names the key."""
     return _at("", kind, value)
 
 

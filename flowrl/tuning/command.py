@@ -36,7 +36,6 @@ from flowrl.tuning.outcome import (
     success_in_fresh_worlds,
 )
 from flowrl.tuning.report import progress_line, publish, show
-from flowrl.tuning.search import check_installed
 from flowrl.tuning.start import SweepConfig, new_record, refuse_other_flags, training_config
 from flowrl.tuning.sweep import Sweeper, TrialBackend, create_sweep
 from flowrl.tuning.trials import Sweep, next_trial, open_sweep, prolong, read_trials
@@ -58,8 +57,8 @@ def run_sweep(config: SweepConfig) -> int:
     library, sources = Library.of(training), SkillSources(layout)
     graph = open_graph(library, sources)
     record = known.record if known else new_record(config, training, layout, graph)
-    check_installed((known or config).search.method)
-    _check_engine(config, Sweep(paths, record))
+    if config.engine == "ray":
+        _check_ray(Sweep(paths, record))
     if config.keep_winner and not (known or config).search.confirm:
         raise ConfigError("--keep_winner keeps a confirmed point's expert; --confirm 0 has none")
     confinement = sandbox.confinement(config.launch.sandbox, layout.root)
@@ -106,9 +105,10 @@ def _run_trials(
         from flowrl.tuning import ray_tune  # optional
 
         backend = partial(TrialBackend, **trials)
-        return ray_tune.run_trials(
+        ray_tune.run_trials(
             sweep, graph, training, backend=backend, deadline=deadline, report=report
         )
+        return
     sweeper = Sweeper(sweep, graph, scheduler, deadline=deadline, report=report)
     scheduler.set_callbacks(
         backend=TrialBackend(sweep, devices=scheduler.devices, **trials),
@@ -118,18 +118,13 @@ def _run_trials(
     )
     scheduler.when_there_is_room(sweeper.begin)
     scheduler.run()
-    return None
 
 
-def _check_engine(config: SweepConfig, sweep: Sweep) -> None:
-    """Make sure that the engine is there, and can do what the sweep asks.
-
-    Raises:
-      ConfigError: it is not, or cannot.
-    """
-    if config.engine == "ray" and find_spec("ray") is None:
+def _check_ray(sweep: Sweep) -> None:
+    """Raise ConfigError if Ray is missing, or cannot do what the sweep asks."""
+    if find_spec("ray") is None:
         raise ConfigError("--engine ray needs Ray Tune: pip install '.[ray]' in flowrl's folder")
-    if config.engine == "ray" and sweep.pruner != "none":
+    if sweep.pruner != "none":
         raise ConfigError(f"--engine ray ends no trial early; leave out --pruner {sweep.pruner}")
 
 

@@ -128,13 +128,8 @@ def success_in_fresh_worlds(
 ) -> dict[int, float]:
     """Let the experts of trials that confirm play, all in the same worlds.
 
-    Returns:
-      the share of episodes that succeed, by number of trial; without those that failed, if only
-      once, since a later attempt has another seed.
-
-    Raises:
-      ConfinedError: the process that does it failed.
-      LaunchError: what it printed is malformed.
+    Returns the share of episodes that succeed, by number of trial; without those that failed, if
+    only once, since a later attempt has another seed. Raises ConfinedError or LaunchError.
     """
     ended = [each.trial.number for each in confirming(tried) if each.score is not None]
     runs = {number: read_run(sweep.run(number)) for number in ended}
@@ -229,11 +224,8 @@ def keep_winner(
     """Merge the best expert of the confirmed point into the graph, once; returns a line.
 
     The trial's folder is copied to where a run of the graph lies, and merged as one, by the rule
-    that the flags say. The skill is completed then, and its text is kept.
-
-    Raises:
-      BusyError: a scheduler trains the graph, or the skill has a run there; try again later.
-      ResultRefusedError: the trial's result is damaged.
+    that the flags say. The skill is completed then, and its text is kept. Raises BusyError if a
+    scheduler trains the graph, or the skill has a run there.
     """
     if found.best_expert is None:
         return "no point is confirmed, so no expert is kept"

@@ -97,8 +97,7 @@ def run_trials(
 ) -> None:
     """Run trials until none is left to begin, each on a CPU, or on its share of a GPU.
 
-    Raises:
-      LaunchError: a trial could not be run, so that no other was begun after it.
+    Raises LaunchError if a trial could not be run; no other was begun after it.
     """
     sweep = replace(sweep, paths=SweepPaths(sweep.paths.root.absolute()))
     remove_leftovers(sweep.paths)

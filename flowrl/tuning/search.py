@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from importlib.util import find_spec
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -17,14 +16,13 @@ from flowrl.errors import ConfigError
 from flowrl.measures.objectives import RUN_MEASURES, parse_objective
 from flowrl.storage.records import Natural, Positive
 from flowrl.tuning.pruning import Pruner
-from flowrl.tuning.space import Dimension, Observation, Point, SearchInput, Space, Value
+from flowrl.tuning.space import Dimension, Point, SearchInput, Space, Value
 
-Method = Literal["cooled", "protein", "carbs", "tpe", "random", "grid", "cleanrl"]
+Method = Literal["cooled", "protein", "carbs", "cleanrl", "random", "grid"]
 Unit = Literal["frames", "seconds"]
 _DURATION = re.compile(r"([0-9.]+)([smh])")
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 _LEAST_FRAMES = 1000  # of a budget: fewer were meant as something else
-OF_OPTUNA = ("tpe", "cleanrl")
 _SPREAD_PER_DIMENSION = 1.5  # first trials that fill the space, for each dimension and one
 _GRID = 4  # values of a dimension that has more than can be listed
 _MOST_LISTED = 16
@@ -36,7 +34,7 @@ class SearchConfig(Configuration):
     """The choice and the scoring of points, and their budget."""
 
     method: Method = "cooled"
-    """How points are chosen; cleanrl is tpe with --pruner median, one trial after another."""
+    """How points are chosen; cleanrl has --pruner median, one trial after another."""
     trials: Positive | None = None
     """Most trials of the search (default: 20, or as many as --budget lets)."""
     budget: str | None = None
@@ -59,39 +57,21 @@ class SearchConfig(Configuration):
             raise ConfigError("--confirm 1 confirms nothing; choose 2 seeds or more, or 0 for none")
 
 
-def suggest(  # noqa: PLR0913 — all that a proposal depends on
-    space: Space,
-    history: Sequence[Observation],
-    pending: Sequence[Point],
-    *,
-    number: int,
-    seed: int,
-    method: Method,
-    budget_left: float,
-) -> Point:
-    """Return the point of a trial, which depends on these arguments alone.
+def suggest(method: Method, given: SearchInput) -> Point:
+    """Return the point of a trial, one that a run with `space.base` admits.
 
-    The order of `history` and of `pending`, the points of trials that have not ended, does not
-    matter. `number` counts from 0. `budget_left` is the share of the sweep's budget that is not
-    spent. The point is one that a run with `space.base` admits.
-
-    Raises:
-      ConfigError: no point is admissible, or the grid has no more.
+    It depends on these arguments alone, not on the order of history and pending points. Raises
+    ConfigError if no point is admissible, or the grid has no more.
     """
-    given = SearchInput(
-        space=space,
-        history=tuple(sorted(history, key=lambda each: each.number)),
-        pending=tuple(sorted(pending, key=lambda each: tuple(space.to_unit(each)))),
-        number=number,
-        seed=seed,
-        budget_left=budget_left,
-    )
-    proposals = _METHODS[method](given)
+    space = given.space
+    history = sorted(given.history, key=lambda each: each.number)
+    pending = sorted(given.pending, key=lambda each: tuple(space.to_unit(each)))
+    proposals = _METHODS[method](replace(given, history=history, pending=pending))
     for point in map(space.admitted, itertools.islice(proposals, _MOST_DRAWN)):
         if point is not None:
             return point
     raise ConfigError(
-        f"method {method} finds no point for trial {number} that a run admits; "
+        f"method {method} finds no point for trial {given.number} that a run admits; "
         "end the sweep, or change its dimensions or what they must divide"
     )
 
@@ -102,8 +82,7 @@ def read_budget(text: str | None) -> tuple[float | None, Unit]:
     >>> read_budget("30m"), read_budget("20M"), read_budget(None)
     ((1800.0, 'seconds'), (20000000.0, 'frames'), (None, 'frames'))
 
-    Raises:
-      ConfigError: it is neither a time nor a number of frames.
+    Raises ConfigError if it is neither a time nor a number of frames.
     """
     if text is None:
         return None, "frames"
@@ -117,19 +96,6 @@ def read_budget(text: str | None) -> tuple[float | None, Unit]:
     if not found and value < _LEAST_FRAMES:
         raise ConfigError(f"--budget {text} is {text} frames; write {text}m for minutes")
     return value, "seconds" if found else "frames"
-
-
-def check_installed(method: Method) -> None:
-    """Make sure that the package that a method needs is there.
-
-    Raises:
-      ConfigError: it is missing.
-    """
-    if method in OF_OPTUNA and find_spec("optuna") is None:
-        raise ConfigError(
-            f"--method {method} needs optuna: pip install '.[sweep]' in flowrl's folder, "
-            "or use --method cooled"
-        )
 
 
 def grid_points(space: Space) -> Iterator[Point]:
@@ -188,16 +154,8 @@ def _modelled(given: SearchInput) -> Iterator[Point]:
     return itertools.chain(map(given.space.from_unit, ranked(given)), _random(given))
 
 
-def _sampled(given: SearchInput) -> Iterator[Point]:
-    """Yield the proposals of Optuna's sampler."""
-    from flowrl.tuning.optuna import ask  # optional
-
-    return ask(given)
-
-
 _METHODS: Mapping[Method, Callable[[SearchInput], Iterator[Point]]] = {
-    **dict.fromkeys(("cooled", "protein", "carbs"), _modelled),
-    **dict.fromkeys(OF_OPTUNA, _sampled),
+    **dict.fromkeys(("cooled", "protein", "carbs", "cleanrl"), _modelled),
     "random": _random,
     "grid": _grid,
 }

@@ -70,11 +70,7 @@ class Dimension:
         return type(value) in self._types and self.low <= value <= self.high  # type: ignore[operator]
 
     def unit(self, value: Value) -> float:
-        """Return where a value lies, in [0, 1].
-
-        Raises:
-          ConfigError: it is none of the values.
-        """
+        """Return where a value lies, in [0, 1]; raises ConfigError if it is none of the values."""
         if not self.contains(value):
             raise ConfigError(f"{self.name} {value!r} is no value of the space")
         if self.choices:
@@ -127,11 +123,7 @@ class Space:
         return admitted if inside else None
 
     def to_unit(self, point: Point) -> NDArray[np.float64]:
-        """Return a point in unit coordinates, `[d]` in [0, 1].
-
-        Raises:
-          ConfigError: a value is missing, or is none of its dimension's.
-        """
+        """Return a point in unit coordinates, `[d]` in [0, 1]; raises ConfigError."""
         if point.keys() != (names := {each.name for each in self.dimensions}):
             raise ConfigError(f"the point has {sorted(point)}, the space {sorted(names)}")
         return np.array([each.unit(point[each.name]) for each in self.dimensions])
@@ -166,11 +158,11 @@ class SearchInput:
     """All that a proposal depends on."""
 
     space: Space
-    history: tuple[Observation, ...]  # by number
-    pending: tuple[Point, ...]  # by coordinates
-    number: int
-    seed: int
-    budget_left: float
+    history: Sequence[Observation] = ()
+    pending: Sequence[Point] = ()  # of trials that have not ended
+    number: int = 0  # of the trial, from 0
+    seed: int = 0  # of the sweep
+    budget_left: float = 1.0  # share of the sweep's budget
 
     def generator(self) -> np.random.Generator:
         """Return the randomness of this proposal, from the sweep's seed and the trial's number."""
@@ -178,11 +170,7 @@ class SearchInput:
 
 
 def read_space(path: Path) -> Space:
-    """Read a space from a TOML or JSON file.
-
-    Raises:
-      ConfigError: it cannot be read, or as `space_from_data`.
-    """
+    """Read a space from a TOML or JSON file; raises ConfigError."""
     if path.suffix != ".json":
         return space_from_data(arguments.toml(path, flag="space"), str(path))
     try:
@@ -197,16 +185,13 @@ def parse_vary(items: Sequence[str]) -> Space:
 
     >>> parse_vary(["lr=log:1e-4:1e-2"]).from_unit(np.array([0.5]))
     {'lr': 0.001}
-
-    Raises:
-      ConfigError: as `space_from_data`.
     """
     data: dict[str, Any] = {}
     for item in items:
         name, _, words = item.partition("=")
         kind, *ends = words.split(":")
         keys = ["choices"] if _KINDS.get(kind) == "choice" else ["min", "max"]
-        if name in data or len(ends) != len(keys):
+        if not name or name in data or len(ends) != len(keys):
             twice = f"{name} is varied twice; " if name in data else ""
             raise ConfigError(
                 f"--vary {item}: {twice}write FIELD=KIND:MIN:MAX or FIELD=choice:A,B, "
@@ -220,8 +205,7 @@ def parse_vary(items: Sequence[str]) -> Space:
 def space_from_data(data: Mapping[str, Any], place: str) -> Space:
     """Return the space that plain JSON values describe; `place` says where they stand.
 
-    Raises:
-      ConfigError: names the dimension, what is wrong with it, and the remedy.
+    Raises ConfigError, which names the dimension, its problem, and the remedy.
     """
     if not data:
         raise ConfigError(f"{place}: no field is varied; write {_EXAMPLE}")
@@ -239,9 +223,7 @@ def admissible(point: Point, base: PPOConfig) -> PPOConfig:
     """Return the configuration of a trial at this point.
 
     If its rows do not divide into minibatches, it has the nearest number that they divide into.
-
-    Raises:
-      ConfigError: it makes no sense for another reason.
+    Raises ConfigError if it makes no sense for another reason.
     """
     config = with_flags(base, **point)
     rows, wanted = config.num_envs * config.num_steps, config.num_minibatches
@@ -271,7 +253,7 @@ def _check_name(name: str) -> None:
             "is the same for all experts of a graph, which train in one stacked tree; leave it out"
         )
     if name not in _FIELDS:
-        near = closest(name, _FIELDS)
+        near = closest(arguments.SYNONYMS.get(name, name), _FIELDS)
         raise ConfigError(f"is no field that can be varied{near}; there are {', '.join(_FIELDS)}")
 
 

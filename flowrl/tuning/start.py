@@ -28,8 +28,8 @@ from flowrl.paths import GraphPaths
 from flowrl.runs import read_run
 from flowrl.skills.graph import SkillGraph
 from flowrl.storage.records import Word
-from flowrl.tuning.search import SearchConfig, check_installed, suggest
-from flowrl.tuning.space import Space, parse_vary, read_space
+from flowrl.tuning.search import SearchConfig, suggest
+from flowrl.tuning.space import SearchInput, Space, parse_vary, read_space
 from flowrl.tuning.sweep import expert_number
 from flowrl.tuning.trials import LIMITS, Sweep, SweepRecord
 
@@ -106,11 +106,7 @@ def training_config(
 
 
 def _as_trained(layout: GraphPaths, skill: str | None) -> PPOConfig | None:
-    """The flags that the skill's merged run was given, None if it has no record.
-
-    Raises:
-      FileRefusedError: the run's record is damaged.
-    """
+    """The flags that the skill's merged run was given, None if it has no record."""
     versions = ExpertStore(layout).manifest().experts.values()
     places = [layout.archive(each.index, each.skill) for each in versions if each.skill == skill]
     if not places or not places[0].run_json.exists():
@@ -123,11 +119,7 @@ def _as_trained(layout: GraphPaths, skill: str | None) -> PPOConfig | None:
 def new_record(
     config: SweepConfig, training: BottomUpConfig, layout: GraphPaths, graph: SkillGraph
 ) -> SweepRecord:
-    """Return what a new sweep is; writes nothing.
-
-    Raises:
-      ConfigError: a flag cannot be used; says which.
-    """
+    """Return what a new sweep is; raises ConfigError for a flag that cannot be used."""
     skill, search = config.skill or "", config.search
     if skill not in graph.skills:
         raise ConfigError(f"there is no skill {skill!r}{closest(skill, graph.skills)}")
@@ -140,8 +132,7 @@ def new_record(
         train = f"flowrl train {layout.root} --target_skill {missing[-1]!r}"
         raise ConfigError(f"{skill} needs {missing[-1]}, which has no expert yet; {train}")
     space = dataclasses.replace(_read_dimensions(config), base=trained.ppo)
-    check_installed(search.method)
-    suggest(space, [], [], number=0, seed=0, method=search.method, budget_left=1.0)
+    suggest(search.method, SearchInput(space=space))
     return SweepRecord(
         sweep=secrets.token_hex(8),
         skill=skill,
@@ -183,11 +174,7 @@ def _read_dimensions(config: SweepConfig) -> Space:
 
 
 def refuse_other_flags(config: SweepConfig, sweep: Sweep) -> None:
-    """Make sure that the flags that are given, but its limits, are those of the sweep.
-
-    Raises:
-      ConfigError: one is another.
-    """
+    """Raise ConfigError if a flag that is given, but no limit, is not that of the sweep."""
     now, was = configs.to_json(config), sweep.record.flags
     fixed = {"skill", *configs.flags(config.ppo), *configs.flags(config.search)} - set(LIMITS)
     other = [name for name in config.origins if name in fixed and now[name] != was.get(name)]

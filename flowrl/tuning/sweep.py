@@ -71,11 +71,8 @@ def create_sweep(
 ) -> Sweep:
     """Write a new sweep: copies of the experts that its skill needs, and then what it is.
 
-    A sweep that was half written is written again. The caller holds the sweep's folder.
-
-    Raises:
-      BusyError: another start has begun the sweep meanwhile.
-      ExpertCorruptError: the files of an expert are not those that were merged.
+    A sweep that was half written is written again. The caller holds the sweep's folder. Raises
+    BusyError if another start has begun it, ExpertCorruptError if an expert's files are others.
     """
     if paths.sweep_json.exists():
         raise BusyError(f"{paths.root} was begun meanwhile; the same command goes on with it")

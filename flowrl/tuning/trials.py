@@ -31,8 +31,8 @@ from flowrl.runs import SkillName, read_result
 from flowrl.storage import records
 from flowrl.storage.records import Natural, Share, Word
 from flowrl.tuning.pruning import Pruner
-from flowrl.tuning.search import Observation, SearchConfig, grid_points, read_budget, suggest
-from flowrl.tuning.space import Point, Space, admissible, space_from_data
+from flowrl.tuning.search import SearchConfig, grid_points, read_budget, suggest
+from flowrl.tuning.space import Observation, SearchInput, Space, admissible, space_from_data
 
 TRIAL, OUTCOME, JUDGED = "trial.json", "outcome.json", "judged.json"
 LIMITS = ("trials", "budget")  # flags that prolong a sweep
@@ -162,11 +162,9 @@ class Sweep:
         """Say what confirming may cost beside the budget; nothing without a budget."""
         if not (self.search.budget and self.search.confirm):
             return ""
-        return (
-            f"--budget bounds the search; confirming takes up to "
-            f"{(_FINALISTS + 1) * self.search.confirm} trials of {self.horizon:,} frames beside "
-            "it, none with --confirm 0"
-        )
+        most = f"{(_FINALISTS + 1) * self.search.confirm} trials of {self.horizon:,} frames"
+        said = f"confirming takes up to {most} beside it, none with --confirm 0"
+        return f"--budget bounds the search; {said}"
 
     @property
     def horizon(self) -> int:
@@ -223,10 +221,8 @@ class Sweep:
 def prolong(sweep: Sweep, asked: SearchConfig, given: Container[str]) -> Sweep:
     """Write down the limits that are given, which may be larger than before.
 
-    Points are confirmed anew then. The caller holds the sweep's folder.
-
-    Raises:
-      ConfigError: a limit is smaller, or a budget has another unit.
+    Points are confirmed anew then. The caller holds the sweep's folder. Raises ConfigError if a
+    limit is smaller, or a budget has another unit.
     """
     names = [name for name in LIMITS if name in given]
     flags = {**sweep.record.flags, **{name: getattr(asked, name) for name in names}}
@@ -247,19 +243,14 @@ def prolong(sweep: Sweep, asked: SearchConfig, given: Container[str]) -> Sweep:
 
 
 def open_sweep(paths: SweepPaths) -> Sweep:
-    """Read what a sweep is.
-
-    Raises:
-      FileRefusedError: sweep.json is missing or damaged.
-    """
+    """Read what a sweep is; raises FileRefusedError if sweep.json is missing or damaged."""
     return Sweep(paths, records.read(paths.sweep_json, SweepRecord))
 
 
 def read_trials(sweep: Sweep) -> tuple[list[Tried], list[str]]:
     """Return the trials by number, and why others are left out: torn, foreign or edited ones.
 
-    Raises:
-      FileRefusedError: one cannot be read now; it may be later.
+    Raises FileRefusedError if one cannot be read now, but may be later.
     """
     tried: list[Tried] = []
     left_out: list[str] = []
@@ -294,10 +285,8 @@ def _read(sweep: Sweep, number: int) -> Tried:
 def write_outcome(sweep: Sweep, number: int, *, why: str = "") -> TrialOutcome:
     """Record what a trial came to; `why` it failed, if it did.
 
-    The figures of attempts that failed before count with its cost.
-
-    Raises:
-      FileRefusedError: a file of the trainer's cannot be read now; it may be later.
+    The figures of attempts that failed before count with its cost. Raises FileRefusedError if a
+    file of the trainer's cannot be read now, but may be later.
     """
     paths, result = sweep.run(number), None
     curves: list[Curve] = [()]
@@ -390,32 +379,25 @@ def _is_searching(sweep: Sweep, begun: Sequence[Tried]) -> bool:
 def propose(sweep: Sweep, begun: Sequence[Tried], number: int) -> Trial:
     """Return the trial that follows from those before it, and from its number.
 
-    Raises:
-      ConfigError: there is no further point that a run admits.
+    Raises ConfigError if there is no further point that a run admits.
     """
-    record = sweep.record
     ended = [each for each in begun if each.outcome]
     pending = [each for each in begun if not each.outcome]
-    point: Point | None = next(
-        (
-            start
-            for start in record.starts
-            if _is_due([each for each in begun if each.trial.point == start])
-        ),
-        None,
-    )
-    if point is None:
-        point = suggest(
-            sweep.space,
-            [sweep.observation(each) for each in ended],
-            [each.trial.point for each in pending],
+    for point in sweep.record.starts:
+        if _is_due([each for each in begun if each.trial.point == point]):
+            break
+    else:
+        given = SearchInput(
+            space=sweep.space,
+            history=[sweep.observation(each) for each in ended],
+            pending=[each.trial.point for each in pending],
             number=number,
             seed=sweep.base.seed,
-            method=sweep.search.method,
             budget_left=sweep.budget_left(begun),
         )
+        point = suggest(sweep.search.method, given)
     return Trial(
-        sweep=record.sweep,
+        sweep=sweep.record.sweep,
         number=number,
         point=point,
         seed=_seed_of(sweep.base.seed, str(number)),

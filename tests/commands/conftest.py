@@ -10,12 +10,7 @@ from flowrl.parallel.recovery import recover_state
 from flowrl.parallel.skill_sources import SkillSources
 from flowrl.paths import GraphPaths
 from flowrl.storage import records
-from tests.parallel.making import (
-    LIBRARY,
-    TABLE,
-    WOOD,
-    train,
-)
+from tests.parallel.making import LIBRARY, TABLE, WOOD, train
 
 
 @pytest.fixture(scope="session")

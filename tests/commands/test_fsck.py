@@ -18,15 +18,7 @@ from flowrl.paths import GraphPaths, SweepPaths
 from flowrl.tuning.sweep import create_sweep
 from tests.commands.repairing import flip, flowrl, fsck, statuses, version_file, write_ahead
 from tests.experts.making import all_files, contents, make_expert
-from tests.parallel.making import (
-    GRAPH,
-    PICKAXE,
-    TABLE,
-    WOOD,
-    frames,
-    prepare,
-    train,
-)
+from tests.parallel.making import GRAPH, PICKAXE, TABLE, WOOD, frames, prepare, train
 from tests.parallel.scheduling import state_of_entries
 from tests.sealing import rewrite
 from tests.tuning.making import a_record
@@ -78,10 +70,7 @@ def _renumbered(state, numbers):
 DAMAGE: dict[str, tuple[Damage, str]] = {
     "an expert": (lambda g: flip(version_file(g, 0)), "error: expert 0 (Collect Wood)"),
     "the only version": (lambda g: flip(version_file(g, 1)), "error: expert 1 (Place Table)"),
-    "a lost version": (
-        lambda g: storage.remove_tree(version_file(g, 0).parents[1]),
-        "is missing",
-    ),
+    "a lost version": (lambda g: storage.remove_tree(version_file(g, 0).parents[1]), "is missing"),
     "a linked array": (
         lambda g: (version_file(g, 0).unlink(), version_file(g, 0).symlink_to("/etc/passwd")),
         "d0 is a link or a special file",
@@ -211,10 +200,7 @@ STRANGE = {
     "a run in other digits": ("training_runs", "skill_\u0667_X"),
     "a padded run": ("training_runs", "skill_007_X"),
     "a skill in other digits": ("skills", "\u0667_X"),
-    "a version in other digits": (
-        "skills/0_Collect_Wood/expert_0_policy",
-        "v00000\u0669-x",
-    ),
+    "a version in other digits": ("skills/0_Collect_Wood/expert_0_policy", "v00000\u0669-x"),
 }
 
 

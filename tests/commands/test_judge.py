@@ -370,12 +370,7 @@ class Fail:
             1,
             "ZeroDivisionError",
         ),
-        (
-            "killed",
-            "the process that plays the episodes was killed by signal 9",
-            137,
-            "",
-        ),
+        ("killed", "the process that plays the episodes was killed by signal 9", 137, ""),
     ],
 )
 def test_a_confined_process_fails_for_its_own_reason(graph, capsys, how, why, code, before):

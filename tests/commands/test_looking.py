@@ -207,3 +207,20 @@ def test_an_unknown_command_is_answered_with_the_closest(capsys):
     assert "there is no command 'statsu'; closest is 'status'" in capsys.readouterr().err
     assert cli.main(["xyzzy"]) == 2
     assert "there are train, sequential, sweep, add, status" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["status", "logs", "evaluate", "export", "plan", "fsck"])
+def test_a_file_is_no_graph(tmp_path, capsys, command):
+    file = tmp_path / "notes.txt"
+    file.touch()
+    words = {"logs": [WOOD], "evaluate": [WOOD], "plan": [WOOD]}.get(command, [])
+    assert cli.main([command, str(file), *words]) != 0
+    said = capsys.readouterr().err
+    assert f"{file} is no graph, which is a folder; name the folder of a graph" in said
+    assert len(said.splitlines()) == 1
+
+
+def test_export_of_nothing_says_at_once_that_there_is_no_graph(tmp_path, capsys):
+    assert cli.main(["export", str(tmp_path / "nothing"), "-o", str(tmp_path / "agent")]) == 1
+    assert "nothing is no graph" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

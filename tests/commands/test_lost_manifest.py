@@ -12,9 +12,7 @@ from flowrl.experts.store import ExpertStore
 from flowrl.parallel.training_processor import recover_graph
 from tests.commands.repairing import flip, flowrl, fsck, write_ahead
 from tests.experts.making import all_files
-from tests.parallel.making import (
-    frames,
-)
+from tests.parallel.making import frames
 
 
 def test_a_merge_that_was_about_to_count_counts_when_the_manifest_is_restored(graph, capsys):

@@ -16,17 +16,7 @@ from flowrl.parallel.status import FRESH, Running
 from flowrl.parallel.training_setup import fail_run
 from tests.commands.repairing import flip, flowrl, fsck, statuses, version_file
 from tests.experts.making import all_files
-from tests.parallel.making import (
-    PICKAXE,
-    SWORD,
-    TABLE,
-    WOOD,
-    finish,
-    frames,
-    merge,
-    prepare,
-    train,
-)
+from tests.parallel.making import PICKAXE, SWORD, TABLE, WOOD, finish, frames, merge, prepare, train
 from tests.sealing import rewrite
 
 # --- rollback

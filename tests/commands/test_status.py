@@ -20,16 +20,7 @@ from flowrl.parallel.health import DaemonLock
 from flowrl.parallel.status import CANCELLED, PAUSED, Failed
 from flowrl.reports import status
 from flowrl.reports.status import clock, read_rows, skill_table, tally, training_screen
-from tests.commands.making import (
-    DONE,
-    FAILED,
-    HELD,
-    NOW,
-    WAITING,
-    running,
-    save,
-    tell_progress,
-)
+from tests.commands.making import DONE, FAILED, HELD, NOW, WAITING, running, save, tell_progress
 from tests.parallel.making import TABLE, WOOD
 
 HOSTILE = ["[red]x[/red]", "[/]", "[link=file:///etc/passwd]x[/link]", ":skull:", "\\[b]", "{0}%s"]

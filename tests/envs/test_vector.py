@@ -21,7 +21,7 @@ ENDS = 1  # the action that ends an episode
 class CountingWorlds:
     """A stand-in for a SkillEnv: a world is a random number, kept until its episode ends."""
 
-    game = SimpleNamespace(observation_size=1, num_actions=2)
+    game, observation_size = SimpleNamespace(num_actions=2), 1
     module = SimpleNamespace(experts=(0,), tasks=("wait",))
     plan = np.int32(0)
 
@@ -38,6 +38,7 @@ class CountingWorlds:
             length=zero,
             task_length=zero,
             total=jnp.zeros((), jnp.float32),
+            visited=jnp.zeros((0, 0), bool),
             potential=jnp.zeros((), jnp.float32),
         )
 
@@ -61,6 +62,7 @@ class CountingWorlds:
             next_expert=number,
             task_success=done[None],
             lied=~done & done,
+            explored=~done & done,
             episode_length=state.length,
             episode_return=jnp.zeros((), jnp.float32),
         )

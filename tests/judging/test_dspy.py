@@ -95,7 +95,6 @@ def test_two_refusals_are_retried_and_count(endpoint):
 
 @pytest.mark.parametrize(("how", "calls"), [("bootstrap", 2), ("mipro", 4), ("mipro", 30)])
 def test_no_more_than_the_budget_is_asked_to_make_a_prompt(endpoint, tmp_path, how, calls):
-    pytest.importorskip("optuna", reason="the extra 'sweep' is not installed")
     endpoint.say = proposes
     budget = Budget(Cost(calls=calls, tokens=1e9, seconds=1e9))
     items, labels = labelled_texts(LIBRARY[:5], GAME, {})
@@ -107,7 +106,6 @@ def test_no_more_than_the_budget_is_asked_to_make_a_prompt(endpoint, tmp_path, h
 
 
 def test_instructions_are_made_up_and_tried(endpoint, tmp_path):
-    pytest.importorskip("optuna", reason="the extra 'sweep' is not installed")
     endpoint.say = proposes
     judge = asking(endpoint)
     items, labels = labelled_texts(LIBRARY[:5], GAME, {})

@@ -139,6 +139,24 @@ def test_an_endpoint_that_is_slow_or_not_there_is_one_line(endpoint, monkeypatch
 
 
 @pytest.mark.parametrize(
+    ("behaves", "said"),
+    [
+        ({"refuse": 99, "status": 503}, "answers 503"),
+        ({"body": " " * 2**21}, "answers with more than 1,048,576 bytes until the time is over"),
+    ],
+    ids=["busy", "endless"],
+)
+def test_an_endpoint_that_never_answers_well_is_told_by_its_last_answer(
+    endpoint, monkeypatch, behaves, said
+):
+    monkeypatch.setattr("flowrl.judging.openai.TIMEOUT_SECONDS", 0.4)
+    for name, value in behaves.items():
+        setattr(endpoint, name, value)
+    with pytest.raises(JudgeUnavailableError, match=said):
+        asking(endpoint).score(ITEM)
+
+
+@pytest.mark.parametrize(
     ("url", "model", "env", "said"),
     [
         ("", "m", {judging.KEY: KEY}, "asks an endpoint that you name"),

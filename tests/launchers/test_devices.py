@@ -127,19 +127,13 @@ def test_cuda_visible_devices_is_read_as_cuda_reads_it(nvidia_smi, words, device
     assert visible_devices(environ={"CUDA_VISIBLE_DEVICES": words}) == devices
 
 
-@pytest.mark.parametrize(
-    "name",
-    WITHHELD.split(),
-)
+@pytest.mark.parametrize("name", WITHHELD.split())
 def test_what_is_not_for_trainers_stays_with_the_daemon(name):
     assert name not in child_env(environ={name: "x"})
     assert name not in child_env(("0",), environ={name: "x"})
 
 
-@pytest.mark.parametrize(
-    "name",
-    PASSED_ON.split(),
-)
+@pytest.mark.parametrize("name", PASSED_ON.split())
 def test_what_trainers_need_is_passed_on(name):
     assert child_env(environ={name: "x"})[name] == "x"
 

@@ -106,16 +106,6 @@ def test_more_runs_than_there_are_descriptors_for_are_looked_at_often(sleeper, m
     assert descriptors() == before
 
 
-def test_a_runner_is_seen_alive_from_the_first_wait_to_its_end(sleeper):
-    handle, watcher = handle_of(sleeper), EndWatcher()
-    assert not watcher.sees_alive(handle), "nobody has asked the kernel yet"
-    watcher.wait([handle], timeout_seconds=0)
-    assert watcher.sees_alive(handle)
-    sleeper.kill()
-    sleeper.wait()
-    assert not watcher.sees_alive(handle)
-
-
 def test_a_pid_without_its_start_time_is_nobody():
     assert process.alive(os.getpid(), process.start_time_of(os.getpid()))
     assert not process.alive(os.getpid(), "")

@@ -470,13 +470,13 @@ def test_what_is_saved_is_what_is_loaded(train, stopped, tmp_path):
         here = next(epochs).after
     experience = experience_like(world.sizes, config.learner)
     like = new._replace(epoch=np.int64(0), experience=experience)
-    found = run.load(stopped, like)
+    found = checkpoint.load_resume(stopped.resume, like)
     assert found.epoch == 1
-    run.save(IndependentPaths(tmp_path / "copy"), found)
-    again = run.load(IndependentPaths(tmp_path / "copy"), like)
+    checkpoint.save_resume(tmp_path / "copy", found)
+    again = checkpoint.load_resume(tmp_path / "copy", like)
     for one, *others in zip(*map(jax.tree.leaves, (found, again, here)), strict=True):
         for other in others:
-            np.testing.assert_array_equal(run._plain(one), run._plain(other))
+            np.testing.assert_array_equal(checkpoint.numbers(one), checkpoint.numbers(other))
 
 
 def test_a_world_and_an_agent_of_the_how_to_work(tmp_path, monkeypatch):

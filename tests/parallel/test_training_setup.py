@@ -450,7 +450,7 @@ def test_the_limit_that_a_skill_sets_is_in_the_run_and_in_its_module(layout):
     for expert, (name, limit) in enumerate([("Long", 900), ("Short", None)]):
         prepared = prepare(layout, name, expert, {}, graph=graph)
         assert [step.max_steps for step in read_run(prepared.layout).plan] == [limit]
-        plan = prepared.module_path.read_text().partition("PLAN = ")[2].partition("]")[0]
+        plan = prepared.layout.module.read_text().partition("PLAN = ")[2].partition("]")[0]
         assert ("'max_steps': 900" in plan) == (limit is not None)
 
 
@@ -458,5 +458,5 @@ def test_what_the_inventory_must_hold_is_in_the_run_and_in_its_module(trained):
     prepared = prepare(trained, PICKAXE, 50, {WOOD: 0, TABLE: 5})
     steps = {step.skill: dict(step.gains) for step in read_run(prepared.layout).plan}
     assert steps == {WOOD: {"wood": 3}, TABLE: {}, PICKAXE: {"wood_pickaxe": 1}}
-    tasks = load_module(prepared.module_path).tasks
+    tasks = load_module(prepared.layout.module).tasks
     assert {task.skill: dict(task.gains) for task in tasks} == steps

@@ -57,6 +57,7 @@ def acted_of(used: int, num_experts: int) -> RolloutBatch:
         next_expert=expert,
         task_success=never[..., None],
         lied=never,
+        explored=jnp.asarray(numbers[0] > 0),
         episode_length=jnp.zeros(size, jnp.int32),
         episode_return=jnp.zeros(size),
     )

@@ -352,16 +352,13 @@ def test_a_checkpoint_that_cannot_be_saved_does_not_stop_training(
     assert "no new checkpoint" in caplog.text
 
 
-def test_checkpoints_come_as_often_as_was_said(layout, monkeypatch):
+def test_checkpoints_come_as_often_as_was_said(monkeypatch):
     saved = []
-    monkeypatch.setattr(
-        run_io, "save_checkpoint", lambda paths, config, update, best: saved.append(update.counters)
-    )
     now = 0.0
     monkeypatch.setattr(run_io.time, "monotonic", lambda: now)
-    checkpointer = run_io.Checkpointer(layout, PPOConfig(checkpoint_seconds=300.0))
+    checkpointer = run_io.Checkpointer(300.0)
     for now in (1.0, 299.0, 300.0, 400.0, 599.0, 600.0):
-        checkpointer.after(SimpleNamespace(learner=None, counters=now), None)
+        checkpointer.due(partial(saved.append, now))
     assert saved == [300.0, 600.0]
 
 

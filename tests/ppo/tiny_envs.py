@@ -98,6 +98,7 @@ class TinyEnv:
             next_expert=jnp.asarray(self.experts)[task],
             task_success=success,
             lied=jnp.zeros_like(done),
+            explored=jnp.zeros_like(done),
             episode_length=length,
             episode_return=state.total + reward,
         )

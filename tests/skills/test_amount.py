@@ -45,9 +45,7 @@ def test_anything_else_is_refused(written):
 
 
 amounts = st.builds(
-    lambda per, base: Amount(per=per, base=max(base, -per)),
-    st.integers(0, 9),
-    st.integers(-9, 9),
+    lambda per, base: Amount(per=per, base=max(base, -per)), st.integers(0, 9), st.integers(-9, 9)
 )
 
 

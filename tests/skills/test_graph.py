@@ -22,17 +22,10 @@ from tests.skills.simulation import simulate
 
 WOOD = skill("Collect Wood", {"wood": "n"})
 TABLE = skill(
-    "Place Table",
-    {"near_table": 1},
-    {"wood": "2"},
-    uses={"wood": "2"},
-    ephemeral=("near_table",),
+    "Place Table", {"near_table": 1}, {"wood": "2"}, uses={"wood": "2"}, ephemeral=("near_table",)
 )
 WOOD_PICKAXE = skill(
-    "Make Wood Pickaxe",
-    {"wood_pickaxe": 1},
-    {"wood": 1, "near_table": 1},
-    uses={"wood": 1},
+    "Make Wood Pickaxe", {"wood_pickaxe": 1}, {"wood": 1, "near_table": 1}, uses={"wood": 1}
 )
 STONE = skill("Collect Stone", {"stone": "n"}, {"wood_pickaxe": 1})
 STONE_PICKAXE = skill(

@@ -176,17 +176,11 @@ def test_every_file_is_checked_and_told_apart(tmp_path):
 
 
 NAMES = {
-    "a block": (
-        "BlockType.TREEE.value",
-        f"BlockType.TREEE is not in {CLASSIC}; closest are TREE",
-    ),
+    "a block": ("BlockType.TREEE.value", f"BlockType.TREEE is not in {CLASSIC}; closest are TREE"),
     "an action": ("Action.PLACE_STON.value", "closest are PLACE_STONE"),
     "an achievement": ("Achievement.EAT_COWS.value", "closest are EAT_COW"),
     "a block of the other enum": ("BlockType.NOOP.value", "BlockType.NOOP is not in Craftax"),
-    "an item": (
-        "inventory.wod",
-        f"inventory.wod is not in {CLASSIC}; closest are wood",
-    ),
+    "an item": ("inventory.wod", f"inventory.wod is not in {CLASSIC}; closest are wood"),
     "two games at once": (
         "inventory.wood_sword + inventory.sword",
         "inventory.sword is not in Craftax-Classic-Symbolic-v1; closest are ",

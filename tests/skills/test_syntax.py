@@ -16,11 +16,7 @@ from flowrl.errors import CodeRefusedError
 from flowrl.games.base import COUNT
 from flowrl.games.craftax import CLASSIC, FULL
 from flowrl.skills.validation.execution import execute_functions
-from flowrl.skills.validation.syntax import (
-    check_function,
-    check_skill_source,
-    parse_source,
-)
+from flowrl.skills.validation.syntax import check_function, check_skill_source, parse_source
 from tests.skills.making import IS_DONE, skill_text
 
 GAMES = (CLASSIC, FULL)

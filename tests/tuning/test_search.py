@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import random
 import subprocess
@@ -16,8 +15,8 @@ import pytest
 from flowrl.config import PPOConfig
 from flowrl.errors import ConfigError
 from flowrl.tuning import search
-from flowrl.tuning.search import Observation, grid_points, suggest
-from flowrl.tuning.space import parse_vary
+from flowrl.tuning.search import grid_points, suggest
+from flowrl.tuning.space import Observation, SearchInput, parse_vary
 
 SPACE = parse_vary(
     [
@@ -28,13 +27,7 @@ SPACE = parse_vary(
         "anneal_lr=choice:true,false",
     ]
 )
-NO_OPTUNA = pytest.mark.skipif(
-    importlib.util.find_spec("optuna") is None, reason="optuna is not installed"
-)
-METHODS = [
-    pytest.param(method, marks=[NO_OPTUNA] if method in search.OF_OPTUNA else [])
-    for method in get_args(search.Method)
-]
+METHODS = get_args(search.Method)
 ADMITTED = replace(SPACE, base=PPOConfig())
 
 
@@ -53,15 +46,15 @@ def trials(count, space=SPACE, seed=0):
 
 
 def ask(method, history, pending=(), *, number=30, seed=1, space=ADMITTED, budget_left=0.5):
-    return suggest(
-        space,
-        history,
-        pending,
+    given = SearchInput(
+        space=space,
+        history=history,
+        pending=pending,
         number=number,
         seed=seed,
-        method=method,
         budget_left=budget_left,
     )
+    return suggest(method, given)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -105,15 +98,15 @@ def test_a_grid_has_each_of_its_points_once():
         ask("grid", [], points, space=space)
 
 
-def test_the_words_of_other_guides_name_the_default_search():
-    history = trials(25)
-    assert ask("carbs", history) == ask("protein", history) == ask("cooled", history)
+@pytest.mark.parametrize("name", ["carbs", "protein", "cleanrl"])
+def test_a_word_of_another_guide_names_the_default_search(name):
+    assert ask(name, trials(25)) == ask("cooled", trials(25))
 
 
 def test_the_default_search_needs_no_package_beside_flowrls_own():
     code = (
         "import sys\n"
-        "sys.modules.update(dict.fromkeys(('sklearn', 'optuna', 'torch')))\n"  # as if missing
+        "sys.modules.update(dict.fromkeys(('sklearn', 'torch')))\n"  # as if missing
         "from tests.tuning.test_search import ask, trials\n"
         "print(ask('cooled', trials(25)))\n"
     )

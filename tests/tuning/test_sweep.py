@@ -20,7 +20,6 @@ from flowrl.parallel.health import DaemonLock
 from flowrl.paths import GraphPaths, RunPaths, SweepPaths
 from flowrl.runs import read_run
 from flowrl.storage import records
-from flowrl.tuning import search
 from flowrl.tuning.outcome import EvaluateTrials
 from flowrl.tuning.report import show
 from flowrl.tuning.start import SweepConfig, training_config
@@ -334,18 +333,6 @@ def test_the_same_command_goes_on_with_the_sweep(place, sweep, tmp_path):
     assert code == 2
     assert "--trials is less than" in said
     assert len(place.launches()) == 4
-
-
-def test_a_method_whose_package_is_gone_is_refused_at_a_later_start_too(place, sweep, monkeypatch):
-    create_sweep(place.sweep, a_record(method="tpe"), place.layout, GRAPH)
-    monkeypatch.setattr(search, "find_spec", lambda name: None)
-    code, _, said = sweep()
-    assert (code, place.launches()) == (2, [])
-    assert "--method tpe needs optuna" in said
-    words = ("--method=tpe", "--skill=Collect Wood", "--vary", "lr=log:1:0.1")
-    assert "must be below max" in sweep("--name=s2", *words)[2]  # what is wrong comes first
-    code, _, said = sweep("--name=s2", *words[:-1], "lr=log:0.1:1")
-    assert (code, "--method tpe needs optuna" in said) == (2, True)
 
 
 def test_a_start_that_finds_a_sweep_begun_meanwhile_does_not_begin_it_again(tmp_path):

@@ -259,11 +259,7 @@ class _Checks:
     """Checks of the nodes of one function, each node by itself."""
 
     def __init__(
-        self,
-        names: frozenset[str],
-        helpers: frozenset[str],
-        nodes: Sequence[ast.AST],
-        game: Game,
+        self, names: frozenset[str], helpers: frozenset[str], nodes: Sequence[ast.AST], game: Game
     ) -> None:
         self.names, self.helpers, self.game = names, helpers, game
         self.called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}

@@ -44,11 +44,7 @@ class ApprovalStore:
         self._folder = folder
 
     def find(self, digest: str) -> CodeApproval | None:
-        """The approval of this code, if it has one.
-
-        Raises:
-          FileRefusedError: a kept approval is damaged; says which.
-        """
+        """The approval of this code, if it has one; raises FileRefusedError if it is damaged."""
         for name in game_names():
             if digest in shipped(name):
                 return shipped(name)[digest]

@@ -126,6 +126,8 @@ def _check_functions(game: Game, engine: Engine, world: Any, lines: list[str]) -
             with _promise(lines, f"features: {name}"):
                 feature = _check_feature(game, engine, name, step)
                 with _promise(lines, f"moments: {name}"):
+                    if name not in moments:
+                        raise _BrokenError("is missing; add it")
                     first = jax.eval_shape(partial(jax.tree.map, lambda x: x[0]), moments[name])
                     _require_same(first, feature, "features")
                     _require_finite(moments[name])
@@ -157,11 +159,7 @@ def _check_values(game: Game, engine: Engine, lines: list[str]) -> None:
 
 
 def _traced(function: Callable[..., Any], *given: Any) -> Any:
-    """Return the shapes of what a pure function returns.
-
-    Raises:
-      _BrokenError: it is another computation each time, leaves JAX or changes its world.
-    """
+    """Return the shapes of what a function returns; raises _BrokenError unless it is pure."""
 
     def call(*values: Any) -> Any:
         before = jax.tree.leaves(values)

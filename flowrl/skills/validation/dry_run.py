@@ -85,9 +85,7 @@ def try_codes(
 ) -> list[CodeApproval | str]:
     """An approval, or why there is none (`file:line: what; remedy`), for each of the codes.
 
-    Raises:
-      LaunchError: the worker does not start.
-      ConfigError: the game's code raises an error.
+    Raises LaunchError if the worker does not start, ConfigError if the game's code raises an error.
     """
     found: dict[int, CodeApproval | str] = {}
     while len(found) < len(codes):
@@ -107,8 +105,7 @@ def approve_skills(
 ) -> Mapping[str, CodeApproval]:
     """An approval for every skill, by name; new code is tried first, and nothing is written.
 
-    Raises:
-      SkillError: code is refused, or has only its author's trust without `trust`.
+    Raises SkillError if code is refused, or has only its author's trust without `trust`.
     """
     codes = [SkillCode.of(skill, env_name) for skill in skills]
     for skill, code in zip(skills, codes, strict=True):
@@ -153,12 +150,7 @@ def keep_approvals(layout: GraphPaths, approvals: Mapping[str, CodeApproval]) ->
 def run_worker(
     codes: Sequence[SkillCode], limits: Limits, confine: Confine
 ) -> dict[int, CodeApproval | str]:
-    """The outcomes of codes up to the one that ended the worker: of one at least.
-
-    Raises:
-      LaunchError: the worker does not start.
-      ConfigError: the game's code raises an error.
-    """
+    """The outcomes of codes up to the one that ended the worker: of one at least."""
     order = json.dumps({"codes": [asdict(code) for code in codes], "limits": asdict(limits)})
     seconds = limits.start_seconds + 2 * limits.seconds * len(codes)
     ended = _run_module("worker", order, confine=confine, seconds=seconds)
@@ -177,11 +169,7 @@ def run_worker(
 
 
 def check_game(name: str, *, confine: Confine = unconfined) -> list[str]:
-    """The promises that a game breaks, one line each.
-
-    Raises:
-      ConfigError: the check does not end, or the game ends its process.
-    """
+    """The promises that a game breaks, one line each; raises ConfigError if the check fails."""
     ended = _run_module("contract", name, confine=confine, seconds=_CHECK_SECONDS)
     if ended is None:
         raise ConfigError(

@@ -39,13 +39,12 @@ def constants(
 ) -> dict[str, Number]:
     """Return the values of the names that are assigned one constant, and `outer`'s others.
 
+    Raises TooLargeError for a value of more than 64 bits, or a list that is too long.
+
     Args:
       nodes: all nodes of a function's body, in the order of the text.
       parameters: its parameters, whose values are not known.
       outer: the constants around the function.
-
-    Raises:
-      TooLargeError: an expression of constants is larger than 64 bits, or a list too long.
     """
     names = [each for each in nodes if isinstance(each, ast.Name)]
     stored = [each.id for each in names if isinstance(each.ctx, ast.Store)]

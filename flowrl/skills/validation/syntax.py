@@ -54,13 +54,10 @@ _Tree = TypeVar("_Tree", bound=ast.AST)
 def check_skill_source(
     text: str, place: str, *, games: Sequence[Game], trusted: bool = False
 ) -> ast.Module:
-    """The syntax tree of a skill file that is admitted.
+    """The syntax tree of a skill file that is admitted; raises CodeRefusedError for another.
 
     One of the games must have all that it names. The bodies of a trusted file's functions are not
     looked at.
-
-    Raises:
-      CodeRefusedError: the text is not a skill file, or contains something that is not admitted.
     """
     module = parse_source(text, place)
     known: dict[str, ast.stmt] = {}
@@ -93,12 +90,7 @@ def _composed(
 ) -> list[ast.FunctionDef]:
     """The two functions, with the helpers and named constants moved into them that they use.
 
-    Args:
-      known: what the file defines, by name, in its order.
-
-    Raises:
-      CodeRefusedError: one has the name of a feature, a function gives it another meaning, or none
-        uses it.
+    `known` is what the file defines, by name, in its order.
     """
     own = (_DOCSTRING, *CONSTANTS, *FUNCTION_NAMES)
     shared = {name: node for name, node in known.items() if name not in own}
@@ -146,9 +138,6 @@ def check_function(node: ast.FunctionDef, place: str, *, game: Game, trusted: bo
     """Refuse a function unless all it does is arithmetic over the features of a game.
 
     Of a trusted function only the signature is looked at.
-
-    Raises:
-      CodeRefusedError: with the place and the remedy.
     """
     problem = first_problem([node], game, trusted=trusted)
     if problem is not None:
@@ -156,11 +145,7 @@ def check_function(node: ast.FunctionDef, place: str, *, game: Game, trusted: bo
 
 
 def literal(node: ast.expr, place: str) -> Any:
-    """The value of a literal: text, numbers, and dicts, lists, tuples and sets of them.
-
-    Raises:
-      CodeRefusedError: the expression is not a literal.
-    """
+    """The value of a literal: text, numbers, and dicts, lists, tuples and sets of them."""
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError, ArithmeticError, RecursionError, MemoryError) as error:
@@ -168,11 +153,7 @@ def literal(node: ast.expr, place: str) -> Any:
 
 
 def parse_source(text: str, place: str, *, limit_bytes: int = SOURCE_LIMIT_BYTES) -> ast.Module:
-    """The syntax tree of a bounded text: `limit_bytes`, nodes in proportion, 60 levels deep.
-
-    Raises:
-      CodeRefusedError: the text is too long, too deep or not Python.
-    """
+    """The syntax tree of a text of `limit_bytes`, nodes in proportion, 60 levels deep at most."""
     size = len(text.encode(errors="replace"))
     if size > limit_bytes:
         raise _refusal(place, None, f"{size} bytes are over {limit_bytes}", "make the code smaller")

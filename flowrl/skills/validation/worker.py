@@ -41,17 +41,8 @@ _ELEMENT_LIMIT = 1_000_000  # of one intermediate array
 WORK_LIMIT = 40_000  # as `work` counts it; a timestep of Craftax-Classic counts 1,800,000
 _COSTLY = 8  # so often counts each number of what is not plain arithmetic
 _COSTLY_WORDS = (
-    "sort",
-    "scatter",
-    "gather",
-    "cum",
-    "sin",
-    "cos",
-    "tan",
-    "pow",
-    "exp",
-    "log",
-    "erf",
+    *("sort", "scatter", "gather", "cum"),
+    *("sin", "cos", "tan", "pow", "exp", "log", "erf"),
 )
 _FORBIDDEN = (
     *("callback", "ffi", "custom_call", "infeed", "outfeed", "host", "while", "_io_"),
@@ -160,12 +151,8 @@ def _read(code: SkillCode, game: Game) -> list[_Function]:
 def _try(function: _Function, moments: Mapping[str, Any], *, most_count: int) -> None:
     """Trace a function with every count that a plan may have; compute it with a few of them.
 
-    Args:
-      moments: every feature in M timesteps, leaves `[M, …]`.
-      most_count: the largest count.
-
-    Raises:
-      _RefusedError: it cannot be computed, is over the budget or returns something else.
+    `moments` has every feature in M timesteps, leaves `[M, …]`. Raises _RefusedError if it cannot
+    be computed, is over the budget or returns something else.
     """
     features = {name: moments[name] for name in function.asks if name != COUNT}
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), features)
