@@ -114,7 +114,7 @@ def test_an_agent_for_a_place_that_cannot_be_is_refused_in_one_line(
 
 def test_a_graph_without_experts_is_not_exported(tmp_path, capsys):
     assert cli.main(["export", str(tmp_path), "-o", str(tmp_path / "agent")]) == 1
-    assert "has no merged expert yet" in capsys.readouterr().err
+    assert "is no graph" in capsys.readouterr().err
     assert not (tmp_path / "agent").exists()
 
 

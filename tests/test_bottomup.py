@@ -67,7 +67,7 @@ def test_ctrl_c_says_that_runs_go_on_and_how_to_continue(program, activated, mon
     [
         (["--graph_path="], "--graph_path has no value"),
         (["--graph-path", ""], "--graph-path has no value"),
-        (["--graph-path=FILE"], "FILE cannot be written (Not a directory"),
+        (["--graph-path=FILE"], "FILE is no graph, which is a folder"),
         (["--graph-path=FILE/graph"], "FILE/graph cannot be written (Not a directory"),
         (["--compile_cache=FILE/cache"], "FILE/cache cannot be written (Not a directory"),
         (["--compile_cache=/proc/self"], "/proc/self cannot be written ("),

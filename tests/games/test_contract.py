@@ -73,7 +73,7 @@ BREAKS = {
     ),
     "counter": (ENGINE, STEP, "        action += next(NUMBERS)\n", "step: is another computation"),
     "features": (ENGINE, KNOWN, "return known", "features: inventory: is not returned alone"),
-    "no moment": (ENGINE, '"cell": cells,', "", "moments: cell: raises KeyError: 'cell'"),
+    "no moment": (ENGINE, '"cell": cells,', "", "moments: cell: is missing; add it"),
     "short moment": (ENGINE, '"cell": cells,', '"cell": cells[:9],', "moments: the leaves begin"),
     "moment kind": (ENGINE, '"cell": cells,', '"cell": cells / 1,', "moments: cell: it is float"),
     "vmap": (
