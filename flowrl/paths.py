@@ -9,7 +9,7 @@ import unicodedata
 from dataclasses import dataclass
 from pathlib import Path
 
-from flowrl.errors import FileRefusedError, NameRefusedError
+from flowrl.errors import ConfigError, FileRefusedError, NameRefusedError
 
 DEFAULT_GRAPH = Path("exp/bottom_up_parallel")
 _NAME_LIMIT = 200
@@ -215,11 +215,11 @@ class GraphPaths:
     root: Path
 
     def __post_init__(self) -> None:
-        """Take any path of a user or a caller; raises FileRefusedError for that of a file."""
+        """Take any path of a user or a caller; raises ConfigError for that of a file."""
         object.__setattr__(self, "root", plain(self.root))
         if self.root.exists() and not self.root.is_dir():
             what = f"{self.root} is no graph, which is a folder"
-            raise FileRefusedError(f"{what}; name the folder of a graph (GRAPH comes first)")
+            raise ConfigError(f"{what}; name the folder of a graph (GRAPH comes first)")
 
     scheduler_state = _Below("root", "scheduler_state.json")  # for people and jq, too
     daemon_lock = _Below("root", "daemon.lock")  # held by the folder's scheduler, which it names

@@ -9,10 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from flowrl import bottomup, bottomup_parallel, console, notices
+from flowrl import bottomup, bottomup_parallel, console, notices, storage
+from flowrl.config import PPOConfig
 from flowrl.errors import EXIT_DISK_FULL, EXIT_IO, FileRefusedError
 from flowrl.launchers.sandbox import may_pass
 from flowrl.parallel import start, training
+from flowrl.parallel.skill_sources import record_graph
+from flowrl.paths import GraphPaths
 from tests.parallel.making import TABLE, WOOD
 from tests.parallel.stand_in_story import Place, StandInBackend
 
@@ -71,6 +74,8 @@ def test_ctrl_c_says_that_runs_go_on_and_how_to_continue(program, activated, mon
         (["--graph-path=FILE/graph"], "FILE/graph cannot be written (Not a directory"),
         (["--compile_cache=FILE/cache"], "FILE/cache cannot be written (Not a directory"),
         (["--compile_cache=/proc/self"], "/proc/self cannot be written ("),
+        (["--coverage_bonus=-1"], "--coverage_bonus is -1.0: must be at least 0"),
+        (["--coverage_bonus=0.1", "--no-sight"], "--coverage_bonus 0.1 needs experts that see"),
         (["--use_wandb"], "pip install '.[wandb]'"),
     ],
 )
@@ -111,3 +116,12 @@ def test_xla_does_not_report_a_slow_compilation_as_an_error(monkeypatch):
     console.start_logging()
     assert os.environ["TF_CPP_MIN_LOG_LEVEL"] == "3"
     assert may_pass("TF_CPP_MIN_LOG_LEVEL"), "trainers get it"
+
+
+@pytest.mark.usefixtures("unchanged_sigterm")
+def test_a_graph_begun_without_sight_is_not_trained_on_with_it(tmp_path, capsys):
+    record_graph(GraphPaths(storage.make_dir(tmp_path / "graph")), PPOConfig(sight=False))
+    assert bottomup.main([f"--graph_path={tmp_path / 'graph'}"]) == 2
+    said = capsys.readouterr().err
+    assert "--sight is True, and the graph in" in said
+    assert "was begun with False (graph.json); use --no-sight, or another" in said

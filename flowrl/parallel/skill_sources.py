@@ -68,9 +68,10 @@ def check_graph_record(layout: GraphPaths, config: PPOConfig) -> None:
     for name in _COMMON if found else ():
         was, now = getattr(found, name), getattr(config, name)
         if was != now:
+            use = f"--{'' if was else 'no-'}{name}" if isinstance(was, bool) else f"--{name} {was}"
             raise ConfigError(
-                f"--{name} is {now}, and the graph in {layout.root} was begun with {was}; "
-                f"use --{name} {was}, or another --graph_path"
+                f"--{name} is {now}, and the graph in {layout.root} was begun with {was} "
+                f"({'graph.json' if recorded else 'its runs'}); use {use}, or another --graph_path"
             )
 
 

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from flowrl import config as configs
 from flowrl import storage
-from flowrl.config import LaunchConfig, PPOConfig, ScheduleConfig
+from flowrl.config import BottomUpConfig, LaunchConfig, PPOConfig, ScheduleConfig
 from flowrl.errors import ConfigError, classify_io_error, format_error
+from flowrl.games.base import find_game
 from flowrl.launchers import sandbox
 from flowrl.launchers.gpus import Device, check_devices, slots, visible_devices
 from flowrl.launchers.launcher import Launcher
@@ -44,6 +45,18 @@ def check_machine(graph_path: Path, ppo: PPOConfig) -> None:
             raise ConfigError(
                 f"--{flag} {folder} cannot be written ({format_error(error)}); choose another"
             ) from error
+
+
+def check_coverage(config: BottomUpConfig) -> None:
+    """Make sure that a bonus for coverage that was asked for can be given; raises ConfigError."""
+    ppo = config.ppo
+    if not ppo.coverage_bonus or "coverage_bonus" not in config.origins:
+        return
+    asked = f"--coverage_bonus {ppo.coverage_bonus:g}"
+    if not ppo.sight:
+        raise ConfigError(f"{asked} needs experts that see where they have been; add --sight")
+    if find_game(ppo.env_name).cells is None:
+        raise ConfigError(f"{asked}: the game {ppo.env_name} has no cells to visit; leave it out")
 
 
 def refuse_shared_folder(folder: Path, *, trust: bool) -> None:

@@ -34,6 +34,7 @@ from flowrl.parallel.skill_sources import (
     skill_configs,
 )
 from flowrl.parallel.start import (
+    check_coverage,
     check_machine,
     device_slots,
     open_scheduler,
@@ -132,6 +133,7 @@ def train_graph(config: BottomUpConfig, *, screen: Screen) -> int:
 def _open(layout: GraphPaths, config: BottomUpConfig) -> OpenedGraph:
     """Read and check all that a start needs; nothing in the folder changes."""
     check_graph_record(layout, config.ppo)
+    check_coverage(config)
     merge_rule(config.graph)  # refused now, or never
     each, wanted = config.schedule.devices_per_run, config.ppo.num_devices
     devices = device_slots(config.launch, each=each, wanted=wanted)

@@ -41,10 +41,10 @@ _ITEM = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _CODE = ("is_done", "reward", "code")  # keys of skill data
 _SETTINGS = """
 total_timesteps success_state_rate lr anneal_lr num_envs num_steps update_epochs num_minibatches
-gamma gae_lambda clip_eps ent_coef vf_coef max_grad_norm max_task_steps world_pool
+gamma gae_lambda clip_eps ent_coef vf_coef max_grad_norm coverage_bonus max_task_steps world_pool
 """
 SKILL_SETTINGS = tuple(_SETTINGS.split())  # flags that may differ from skill to skill
-_OF_GRAPH = ("env_name", "layer_size", "activation")
+_OF_GRAPH = ("env_name", "layer_size", "activation", "sight")
 _MOST_FRAMES, _MOST_OF_SETTING = 10**12, 100_000
 _MOST_ROWS, _MOST_WORLDS = 2**22, 2**14  # of an update; of a pool, which memory holds
 

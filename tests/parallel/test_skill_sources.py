@@ -100,7 +100,7 @@ def test_a_graph_without_a_record_is_what_its_runs_say(tmp_path):
     place = trained(tmp_path)
     place.layout.graph_json.unlink()
     check_graph_record(place.layout, PPOConfig())
-    with pytest.raises(ConfigError, match=r"--layer_size is 32, and the graph in .* begun with 64"):
+    with pytest.raises(ConfigError, match=r"--layer_size is 32, and the graph in .* 64 \(its runs"):
         check_graph_record(place.layout, PPOConfig(layer_size=32))
     with pytest.raises(ConfigError, match="--env_name is Craftax-Symbolic-v1, and the graph"):
         check_graph_record(place.layout, PPOConfig(env_name="Craftax-Symbolic-v1"))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import math
 import operator
 import os
 import sys
@@ -113,6 +114,12 @@ def _check_functions(game: Game, engine: Engine, world: Any, lines: list[str]) -
     with _promise(lines, "observe"):
         wanted = jax.ShapeDtypeStruct((game.observation_size,), jnp.float32)
         _require_same(_traced(engine.observe, world), wanted, "observation_size")
+        if game.view and math.prod(game.view) > game.observation_size:
+            raise _BrokenError(f"view is {game.view}, more than observation_size; correct it")
+    if game.cells:
+        with _promise(lines, "cell"):
+            wanted = jax.ShapeDtypeStruct((2,), jnp.int32)
+            _require_same(_traced(engine.cell, world), wanted, "the contract")
     with _promise(lines, "is_over"):
         wanted = jax.ShapeDtypeStruct((), jnp.bool_)
         _require_same(_traced(engine.is_over, world), wanted, "the contract")
