@@ -131,8 +131,8 @@ class PPOConfig(Configuration):
     activation: Activation = "tanh"
     """Activation of the hidden layers."""
     sight: bool = True
-    """Let experts see more than the game's observation: the nearest cell of each kind, what their
-    step lacks and its time left, and where they have been in it."""
+    """Let experts also see the nearest cell of each kind, what their step lacks, its time left, and
+    where they have been in it."""
     coverage_bonus: Annotated[float, at_least(0.0)] = 0.03
     """Reward of an expert that sees where it has been for each cell of the world it comes into."""
     precision: Precision = "f32"

@@ -39,6 +39,11 @@ def test_fault_08_every_flag_is_read_by_somebody():
         if path.name != "config.py"
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute)
+    } | {
+        node.slice.value
+        for path, tree in SOURCES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant)
     }
     assert names <= read
 

@@ -83,7 +83,6 @@ def test_both_skills_are_trained_and_merged(graph, socket, capsys):
     [
         ("layer_size", "64", "32"),
         ("activation", "tanh", "relu"),
-        ("sight", "True", "False"),
         ("env_name", "Craftax-Classic-Symbolic-v1", "Craftax-Symbolic-v1"),
     ],
 )

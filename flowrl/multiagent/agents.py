@@ -259,7 +259,8 @@ def _hyperparameters(config: LearnerConfig, number: int) -> Hyperparameters:
     def of_all(name: str) -> jax.Array:
         return jnp.broadcast_to(jnp.asarray(getattr(config, name), jnp.float32), (number,))
 
-    return Hyperparameters(*map(of_all, Hyperparameters._fields))
+    own = Hyperparameters._fields[:-1]  # worlds of several agents have no cells to explore
+    return Hyperparameters(*map(of_all, own), coverage_bonus=jnp.zeros(number))
 
 
 def _keys(policy: Policy, key: jax.Array) -> jax.Array:

@@ -284,8 +284,12 @@ class TrainingBackend:
 
 def _limits(launch: LaunchConfig) -> dict[str, int]:
     """The limits of a run that were given, by flag."""
-    names = ("run_memory", "run_disk", "run_processes")
-    return {name: limit for name in names if (limit := getattr(launch, name))}
+    limits = {
+        "run_memory": launch.run_memory,
+        "run_disk": launch.run_disk,
+        "run_processes": launch.run_processes,
+    }
+    return {name: limit for name, limit in limits.items() if limit}
 
 
 def _cpus_in_use(paths: RunPaths) -> tuple[int, ...]:

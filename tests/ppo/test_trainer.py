@@ -556,6 +556,8 @@ MADE_ANEW = {
     "layer_size": {"act", "learn", "ready", "pad", "unpack"},
     "activation": {"act", "learn"},
     "precision": {"act", "learn"},
+    "sight": SIZES
+    | {"worlds", "keys", "shards", "ready", "pad", "unpack"},  # another game, as it were
 }
 CHANGES = {
     "env_name": "Craftax-Classic-Symbolic-v1",  # another game has other modules
