@@ -42,21 +42,21 @@ class RequestRecord:
 
 
 def send_request(
-    paths: GraphPaths, verb: Verb, skill: str | None = None, *, number: int = 0
+    graph_paths: GraphPaths, verb: Verb, skill: str | None = None, *, number: int = 0
 ) -> str:
     """Leave a request for the scheduler of this graph, now or when it starts; return its id."""
-    storage.make_dir(paths.requests)
+    storage.make_dir(graph_paths.requests)
     name = f"{time.time_ns()}-{secrets.token_hex(4)}"
     record = RequestRecord(verb=verb, skill=skill, number=number)
-    records.write(paths.requests / f"{name}.json", record)
+    records.write(graph_paths.requests / f"{name}.json", record)
     return name
 
 
 class Inbox:
     """The requests of one graph, oldest first."""
 
-    def __init__(self, paths: GraphPaths) -> None:
-        self._folder = paths.requests
+    def __init__(self, graph_paths: GraphPaths) -> None:
+        self._folder = graph_paths.requests
         self._taken: list[Path] = []
         self._ignored: set[str] = set()  # names of files that cannot be removed
 

@@ -82,8 +82,8 @@ class Scaling:
         found = {}
         for entry, handle in launched:
             assert entry.expert is not None
-            place = self._scheduler.layout.run(entry.expert, entry.skill)
-            progress = progress_of(place, handle.run_id)
+            run_paths = self._scheduler.graph_paths.run(entry.expert, entry.skill)
+            progress = progress_of(run_paths, handle.run_id)
             if not progress or progress.phase != "training":
                 return {}
             found[handle] = progress
@@ -96,4 +96,4 @@ class Scaling:
         rates = ", ".join(f"{n}: {median(r):,.0f} steps/s" for n, r in self._history.items())
         said = f"runs side by side: {number} of {self._least} to {self._most} ({rates})"
         with suppress(OSError):  # a full disk, of which the scheduler hears elsewhere
-            notices.publish(self._scheduler.layout, NOTICE, said.removesuffix(" ()"))
+            notices.publish(self._scheduler.graph_paths, NOTICE, said.removesuffix(" ()"))

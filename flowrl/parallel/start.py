@@ -73,7 +73,7 @@ def device_slots(launch: LaunchConfig, *, each: int, wanted: int) -> dict[str, i
 
 
 def open_scheduler(
-    layout: GraphPaths,
+    graph_paths: GraphPaths,
     schedule: ScheduleConfig,
     launch: LaunchConfig,
     *,
@@ -81,7 +81,7 @@ def open_scheduler(
 ) -> SkillScheduler:
     """The scheduler of a graph or a sweep, with the launcher of `--launcher`."""
     return SkillScheduler(
-        layout,
+        graph_paths,
         launcher=open_launcher(launch),
         devices=devices,
         pass_env=launch.pass_env,

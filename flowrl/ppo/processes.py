@@ -137,7 +137,7 @@ def _connect(config: TrainConfig, others: Sequence[Child], stop: Callable[[], in
         distributed.global_state.process_id = 0
     argv = to_argv(replace(config, process_id=0))
     digest = hashlib.sha256(f"{digest_of_sources()}\n{argv}".encode())
-    for path in filter(Path.exists, (config.module_path, config.paths.run_json)):
+    for path in filter(Path.exists, (config.module_path, config.run_paths.run_json)):
         digest.update(storage.read_bytes(path))
     meet("command lines, modules or sources", digest.hexdigest())
 

@@ -45,10 +45,10 @@ def run(config: TrainConfig, stop: Callable[[], int | None]) -> int:
 
     Raises FlowrlError if fewer replicas than a round needs are left; it says how the last ended.
     """
-    paths = config.paths
+    run_paths = config.run_paths
     if not config.resume:
-        storage.remove_tree(paths.rounds)
-    averager = Averager(config.ppo, paths, partial(_start, config))
+        storage.remove_tree(run_paths.rounds)
+    averager = Averager(config.ppo, run_paths, partial(_start, config))
     try:
         while (code := stop()) is None:
             if (code := averager.look()) is not None:
@@ -58,8 +58,8 @@ def run(config: TrainConfig, stop: Callable[[], int | None]) -> int:
     finally:
         averager.close()
     if code == 0:
-        storage.remove_tree(paths.rounds)
-        storage.remove_tree(paths.replicas)
+        storage.remove_tree(run_paths.rounds)
+        storage.remove_tree(run_paths.replicas)
     return code
 
 
@@ -73,12 +73,14 @@ def _start(config: TrainConfig, replica: int) -> Child:
 class Averager:
     """The replicas' processes and the rounds of a run; `start` starts the replica of a number."""
 
-    def __init__(self, config: PPOConfig, paths: RunPaths, start: Callable[[int], Child]) -> None:
-        self._config, self._paths, self._start = config, paths, start
+    def __init__(
+        self, config: PPOConfig, run_paths: RunPaths, start: Callable[[int], Child]
+    ) -> None:
+        self._config, self._run_paths, self._start = config, run_paths, start
         self._quorum = quorum_of(config.average_quorum, config.replicas)
         self._steps = config.num_envs * config.num_steps  # of one update, by all replicas
         self._counted = time.monotonic()  # until when time counts in the newest round's seconds
-        self._rounds = Rounds(paths.rounds)
+        self._rounds = Rounds(run_paths.rounds)
         self._processes = {replica: start(replica) for replica in range(config.replicas)}
         self._deaths = dict.fromkeys(self._processes, 0)  # since its last offer
         self._reported_at, self._reported = 0.0, None
@@ -106,12 +108,12 @@ class Averager:
         self._reported_at = time.monotonic()
         found = None
         with suppress(FileRefusedError):  # a power cut damaged it; replica 0 will write it again
-            found = read_progress(self._paths.replica(0))
+            found = read_progress(self._run_paths.replica(0))
         missing = ", ".join(str(k) for k in self._processes if k not in self._arrived)
         waits = f"replica {missing}" if self._arrived and missing else ""
         if found is not None and (found := replace(found, waits_for=waits)) != self._reported:
             self._reported = found
-            write_progress(self._paths, found)
+            write_progress(self._run_paths, found)
 
     def close(self) -> None:
         """End the replicas."""
@@ -144,7 +146,7 @@ class Averager:
 
     def _why(self, replica: int, code: int) -> str:
         """Return the end of a replica, in its own words if it left any."""
-        said = self._paths.replica(replica).last_words
+        said = self._run_paths.replica(replica).last_words
         if code > 0 and said.exists():
             return storage.read_bytes(said).decode(errors="replace")
         return f"signal {-code} ended it" if code < 0 else f"it ended with {code}; see the log"

@@ -46,9 +46,9 @@ def run(config: TrainConfig) -> int:
     Raises FlowrlError if the run cannot be trained; the replica's folder says why.
     """
     number = config.replica or 0
-    own = config.paths.replica(number)
-    storage.make_dir(own.folder)
-    storage.remove_file(own.last_words)
+    run_paths = config.run_paths.replica(number)
+    storage.make_dir(run_paths.folder)
+    storage.remove_file(run_paths.last_words)
     whole, part = config.ppo, config.ppo.of_replica()
     envs = f"{part.num_envs} of {whole.num_envs} environments"
     logger.info("replica %d of %d: %s", number, whole.replicas, envs)
@@ -60,7 +60,7 @@ def run(config: TrainConfig) -> int:
         with closing(Replica(config)) as replica:
             replica.train()
     except FlowrlError as error:
-        storage.write_atomic(own.last_words, str(error))
+        storage.write_atomic(run_paths.last_words, str(error))
         raise
     return 0
 
@@ -73,10 +73,10 @@ class Replica:
         use_compile_cache(config.ppo.compile_cache)
         module, ppo = open_module(config.module_path), config.ppo.of_replica()
         opened = open_run(replace(config, ppo=ppo, resume=False), module)
-        self._opened, paths = opened, opened.assignment.paths
+        self._opened, run_paths = opened, opened.assignment.run_paths
         self._ppo = replace(opened.config.ppo, success_state_rate=_NEVER)
-        self._rounds, own = Rounds(paths.rounds), paths.replica(self._number)
-        logged = opened.assignment._replace(paths=own if self._number else paths)
+        self._rounds, own = Rounds(run_paths.rounds), run_paths.replica(self._number)
+        logged = opened.assignment._replace(run_paths=own if self._number else run_paths)
         self._reporter = Reporter(logged, self._run, own)
         self._fresh, _, _ = prepare(opened)
         if not self._number:

@@ -23,8 +23,8 @@ def show(sweep: Sweep) -> str:
     """Return how far a sweep is, with a line for each trial, the best first."""
     tried, left_out = read_trials(sweep)
     lines = [progress_line(sweep, tried)]
-    if not has_ended(sweep, tried) and daemon_of(sweep.paths.daemon_lock) is None:
-        root = sweep.paths.root
+    if not has_ended(sweep, tried) and daemon_of(sweep.sweep_paths.daemon_lock) is None:
+        root = sweep.sweep_paths.root
         again = shlex.join(["flowrl", "sweep", str(root.parents[1]), "--name", root.name])
         lines.append(f"  no sweeper lives; {again} goes on")
     scored = sorted((each for each in tried if each.score is not None), key=rank)
@@ -40,7 +40,7 @@ def show(sweep: Sweep) -> str:
 
 def publish(sweep: Sweep) -> None:
     """Let `flowrl status` of the graph say how far the sweep is."""
-    notices.publish(sweep.paths, notices.SWEEP, progress_line(sweep, read_trials(sweep)[0]))
+    notices.publish(sweep.sweep_paths, notices.SWEEP, progress_line(sweep, read_trials(sweep)[0]))
 
 
 def progress_line(sweep: Sweep, tried: Sequence[Tried]) -> str:

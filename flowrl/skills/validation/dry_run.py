@@ -96,7 +96,7 @@ def try_codes(
 
 
 def approve_skills(
-    layout: GraphPaths,
+    graph_paths: GraphPaths,
     skills: Collection[Skill],
     env_name: str,
     *,
@@ -114,7 +114,7 @@ def approve_skills(
                 f"{code.origin.place}: {skill.name} is trusted code, which the syntax check "
                 "refuses; start with --trust_skills, or rewrite it"
             )
-    outcomes = approvals_of(codes, ApprovalStore(layout.approvals), confine=confine)
+    outcomes = approvals_of(codes, ApprovalStore(graph_paths.approvals), confine=confine)
     refused = [outcome for outcome in outcomes if isinstance(outcome, str)]
     if refused:
         more = f" (and {len(refused) - 1} more: see flowrl check)" if len(refused) > 1 else ""
@@ -133,17 +133,17 @@ def approvals_of(
     return [next(fresh) if approval is None else approval for approval in kept]
 
 
-def keep_approvals(layout: GraphPaths, approvals: Mapping[str, CodeApproval]) -> None:
+def keep_approvals(graph_paths: GraphPaths, approvals: Mapping[str, CodeApproval]) -> None:
     """Keep approvals with the graph, and publish a notice of skills that are only trusted."""
-    store = ApprovalStore(layout.approvals)
+    store = ApprovalStore(graph_paths.approvals)
     for approval in approvals.values():
         store.keep(approval)
     trusted = sorted(name for name, approval in approvals.items() if approval.trusted)
     if not trusted:
-        notices.withdraw(layout, _NOTICE)
+        notices.withdraw(graph_paths, _NOTICE)
         return
     text = f"--trust_skills: the syntax check is lifted for {', '.join(trusted)}"
-    notices.publish(layout, _NOTICE, text)
+    notices.publish(graph_paths, _NOTICE, text)
     logger.warning(text)
 
 
