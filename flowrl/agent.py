@@ -322,10 +322,10 @@ def _read_modules(
         modules = [load_module(path, approvals=each.approvals) for path, each in plans.items()]
     else:  # approvals in the folder are its author's
         modules = open_modules(list(plans), ApprovalStore(Path(os.devnull)))
-    found = dict(zip((each.index for each in plans.values()), modules, strict=True))
-    if missing := sorted({index for each in modules for index in each.experts} - found.keys()):
+    by_expert = dict(zip((each.index for each in plans.values()), modules, strict=True))
+    if missing := sorted({index for each in modules for index in each.experts} - by_expert.keys()):
         raise ExpertMissingError(f"{folder} lacks the experts {missing} of its plans; {_AGAIN}")
-    return found
+    return by_expert
 
 
 def _check_plan(path: Path, module: TaskModule, env_name: str, names: Mapping[int, str]) -> None:

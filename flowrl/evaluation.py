@@ -226,10 +226,12 @@ def player(
             (obs, state, key, tally), seen = chunk(packed, (obs, state, key, tally))
             if len(chunks) * _CHUNK < RECORDED:
                 chunks.append(jax.tree.map(lambda leaf: np.asarray(leaf)[:, :count], seen))
-        found = jax.tree.map(lambda leaf: np.asarray(leaf)[:count], tally)
+        episodes = jax.tree.map(lambda leaf: np.asarray(leaf)[:count], tally)
         shown = slice(env.num_tasks)
-        found = found._replace(success=found.success[:, shown], lied=found.lied[:, shown])
-        return found._replace(seen=_first_timesteps(chunks) if watch else None)
+        episodes = episodes._replace(
+            success=episodes.success[:, shown], lied=episodes.lied[:, shown]
+        )
+        return episodes._replace(seen=_first_timesteps(chunks) if watch else None)
 
     return play
 
@@ -251,14 +253,14 @@ def _watched(
         return engine.features(names, given)
 
     chances = jax.nn.log_softmax(logits)
-    found = {"plan_step": walk.task, "return": walk.total, "value": values}
-    found["entropy"] = -(jnp.exp(chances) * chances).sum(-1)
+    view = {"plan_step": walk.task, "return": walk.total, "value": values}
+    view["entropy"] = -(jnp.exp(chances) * chances).sum(-1)
     for path, leaf in jax.tree_util.tree_leaves_with_path(jax.vmap(features)(walk)):
         columns = leaf.reshape(leaf.shape[0], -1)
         if columns.shape[1] <= _LARGEST_FEATURE:
             name = jax.tree_util.keystr(path, simple=True, separator=".")
-            found |= {f"{name}.{n}": columns[:, n] for n in range(columns.shape[1])}
-    return {name: value.astype(jnp.float32) for name, value in found.items()}
+            view |= {f"{name}.{n}": columns[:, n] for n in range(columns.shape[1])}
+    return {name: value.astype(jnp.float32) for name, value in view.items()}
 
 
 def _first_timesteps(chunks: list[Any]) -> Any:

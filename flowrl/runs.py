@@ -376,8 +376,8 @@ def read_run(run_paths: RunPaths) -> TrainingRun:
 
 def check_module(run_paths: RunPaths, run: TrainingRun) -> None:
     """Raise FileRefusedError unless a run's module is the one that was generated for it."""
-    found = hashlib.sha256(storage.read_bytes(run_paths.module)).hexdigest()
-    if run.module_sha256 != found:
+    digest = hashlib.sha256(storage.read_bytes(run_paths.module)).hexdigest()
+    if run.module_sha256 != digest:
         raise FileRefusedError(
             f"{run_paths.module} is not the module that {run_paths.run_json} names: it is damaged "
             "or was edited; restore it from a copy, or train the skill again"
@@ -409,8 +409,8 @@ def read_progress(run_paths: RunPaths) -> Progress | None:
 def progress_of(run_paths: RunPaths, run_id: str) -> Progress | None:
     """The newest figures of this run; None if they are missing, another run's, or unreadable."""
     with suppress(FileRefusedError):
-        found = read_progress(run_paths)
-        return found if found is not None and found.run_id == run_id else None
+        progress = read_progress(run_paths)
+        return progress if progress is not None and progress.run_id == run_id else None
     return None
 
 

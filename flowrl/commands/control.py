@@ -181,8 +181,8 @@ class RetrainCommand(OneSkillCommand):
         graph = open_graph(library, sources).replacing(skill)
         skill_configs(config, graph.skills)
         confine = confinement(config.launch.sandbox).in_folder
-        found = approve_skills(graph_paths, [skill], game, trust=library.trust, confine=confine)
-        ApprovalStore(graph_paths.approvals).keep(found[skill.name])
+        approvals = approve_skills(graph_paths, [skill], game, trust=library.trust, confine=confine)
+        ApprovalStore(graph_paths.approvals).keep(approvals[skill.name])
         sources.keep_anew(skill)
         return self._send(self.verb, skill.name)
 
@@ -215,9 +215,9 @@ class AddCommand(ControlCommand):
         new = [skill for skill in skills if kept.get(skill.name) != skill]
         skill_configs(config, open_graph(Library.of(config), sources).plus(new).skills)
         confine = confinement(config.launch.sandbox).in_folder
-        found = approve_skills(graph_paths, skills, game, trust=False, confine=confine)
+        approvals = approve_skills(graph_paths, skills, game, trust=False, confine=confine)
         for skill in skills:
-            ApprovalStore(graph_paths.approvals).keep(found[skill.name])
+            ApprovalStore(graph_paths.approvals).keep(approvals[skill.name])
             sources.record(skill)
         return max([self._send(Verb.ADD, skill.name) for skill in skills])
 

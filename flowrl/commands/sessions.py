@@ -46,10 +46,10 @@ class PsCommand:
 
     def __call__(self) -> int:
         """Print one line for each graph."""
-        found = sorted(_schedulers(), key=lambda each: each["graph"])
-        lines = [f"{e['graph']}: {in_words(e['scheduler'])}; {e['skills']}" for e in found]
+        rows = sorted(_schedulers(), key=lambda each: each["graph"])
+        lines = [f"{e['graph']}: {in_words(e['scheduler'])}; {e['skills']}" for e in rows]
         none = "no scheduler of yours is at work here; flowrl train begins one"
-        print_report(found, lines or [none], as_json=self.json)
+        print_report(rows, lines or [none], as_json=self.json)
         return 0
 
 

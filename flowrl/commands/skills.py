@@ -75,7 +75,7 @@ class PlanCommand(SkillsOfGraph):
         plan = graph.plan(name, self.count)
         choices = {step.skill: graph.choices(step.skill) for step in plan}
         steps = [{"skill": step.skill, "count": step.count} for step in plan]
-        chosen = [each for found in choices.values() for each in found]
+        chosen = [each for of_step in choices.values() for each in of_step]
         lines = []
         for number, step in enumerate(plan, 1):
             needs = ", ".join(f"{each.item} from {each.provider}" for each in choices[step.skill])

@@ -119,9 +119,9 @@ def read(graph_paths: GraphPaths) -> Manifest:
 
 def read_file(path: Path) -> Manifest:
     """Read one manifest file, the present one or one of the history."""
-    found = records.read(path, ManifestFile)
-    experts = {version.index: version for version in found.experts}
-    return Manifest(generation=found.generation, experts=experts, merged=found.merged)
+    record = records.read(path, ManifestFile)
+    experts = {version.index: version for version in record.experts}
+    return Manifest(generation=record.generation, experts=experts, merged=record.merged)
 
 
 def history_file(graph_paths: GraphPaths, generation: int) -> Path:

@@ -40,8 +40,8 @@ def usable(store: ExpertStore, version: ExpertVersion) -> ExpertVersion:
     else:
         return version
     repair = f"flowrl fsck {store.graph_paths.root} --repair"
-    found = fall_back(store, version, str(problem))
-    if found is None:
+    fallback = fall_back(store, version, str(problem))
+    if fallback is None:
         text = (
             f"{problem}. No earlier version is whole: restore the files from a backup, or stop the "
             f"scheduler and run {repair}, which lets the skill train again"
@@ -50,14 +50,14 @@ def usable(store: ExpertStore, version: ExpertVersion) -> ExpertVersion:
         text = (
             f"expert {version.index} ({version.skill}) was damaged: version {version.version} "
             f"({version.frames:,} frames) is in {store.graph_paths.quarantine}, version "
-            f"{found.version} ({found.frames:,} frames) counts again. Seen? Then "
+            f"{fallback.version} ({fallback.frames:,} frames) counts again. Seen? Then "
             f"{repair} withdraws this notice"
         )
     logger.error("%s", text)
     notices.publish(store.graph_paths, f"{NOTICE}{version.index}", text)
-    if found is None:
+    if fallback is None:
         raise type(problem)(text) from problem
-    return found
+    return fallback
 
 
 def rollback(store: ExpertStore, generation: int) -> Manifest:
@@ -105,20 +105,20 @@ def restore_manifest(graph_paths: GraphPaths) -> str:
             f"{graph_paths.manifest} is damaged, and no generation in {graph_paths.history} can be "
             f"read; restore {graph_paths.checkpoints} from a backup"
         )
-    found = readable[-1]
+    newest = readable[-1]
     made = ((manifests.generation_of(name), path) for (_, name), path in store.versions())
-    if later := [str(path) for generation, path in made if generation > found.generation]:
-        path = manifests.history_file(graph_paths, found.generation)
+    if later := [str(path) for generation, path in made if generation > newest.generation]:
+        path = manifests.history_file(graph_paths, newest.generation)
         raise FileRefusedError(
             f"{graph_paths.manifest} is damaged, and so is the newest of its history. Generation "
-            f"{found.generation} can be read, but these later versions would be lost: "
+            f"{newest.generation} can be read, but these later versions would be lost: "
             f"{', '.join(later)}. Restore {graph_paths.checkpoints} from a backup, or lose them: "
             f"cp {path} {graph_paths.manifest}"
         )
     with store.locked():
         set_aside(graph_paths, graph_paths.manifest, problem, copy=True)
-        manifests.swap(graph_paths, found)
-    return f"the manifest is generation {found.generation} of its history again"
+        manifests.swap(graph_paths, newest)
+    return f"the manifest is generation {newest.generation} of its history again"
 
 
 def fall_back(store: ExpertStore, broken: ExpertVersion, why: str) -> ExpertVersion | None:

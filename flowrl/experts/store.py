@@ -92,10 +92,10 @@ class ExpertStore:
         if not path.is_dir():
             raise ExpertMissingError(f"{name}: {path} is missing; {_REMEDY}")
         try:
-            found = storage.tree_digest(path)
+            digest = storage.tree_digest(path)
         except FileRefusedError as error:
             raise ExpertCorruptError(f"{name}: {error}") from error
-        check_digest(found, path, version)
+        check_digest(digest, path, version)
         return path
 
     def questions(
@@ -105,8 +105,8 @@ class ExpertStore:
         before = self.manifest()
         if run_id in before.merged:
             return ()
-        found = (_decide(rule, run_id, before, candidate) for candidate in candidates)
-        return tuple(item for item in found if isinstance(item, Question))
+        decisions = (_decide(rule, run_id, before, candidate) for candidate in candidates)
+        return tuple(item for item in decisions if isinstance(item, Question))
 
     def commit(
         self,
@@ -186,8 +186,8 @@ class ExpertStore:
 
     def expert_folders(self) -> list[Path]:
         """The folder of each expert, in which its versions are."""
-        found = self.graph_paths.skills.glob("*/expert_*_policy")
-        return sorted(path for path in found if path.is_dir() and not path.is_symlink())
+        folders = self.graph_paths.skills.glob("*/expert_*_policy")
+        return sorted(path for path in folders if path.is_dir() and not path.is_symlink())
 
     def versions(self) -> Iterator[tuple[tuple[int, str], Path]]:
         """Every version on disk, by (index, version)."""
@@ -293,11 +293,11 @@ def refuse_links(folders: Iterable[Path]) -> None:
             )
 
 
-def check_digest(found: str, folder: Path, version: ExpertVersion) -> None:
+def check_digest(digest: str, folder: Path, version: ExpertVersion) -> None:
     """Raise ExpertCorruptError if the digest of a folder's files is not that of the version."""
-    if found != version.sha256:
+    if digest != version.sha256:
         raise ExpertCorruptError(
-            f"expert {version.index} ({version.skill}): {folder} has sha256 {found[:12]}…, "
+            f"expert {version.index} ({version.skill}): {folder} has sha256 {digest[:12]}…, "
             f"{version.sha256[:12]}… was committed; {_REMEDY}"
         )
 

@@ -112,11 +112,11 @@ class JudgeCommand(ReportCommand):
         names: tuple[str, ...] = (self.judge,)
         if self.benchmark and self.judge == "learned":
             names = ("rule", "logistic", "transformer", *(["openai"] if self.base_url else []))
-        judging, found = GraphJudging(self, graph_paths, names), {}
+        judging, reports = GraphJudging(self, graph_paths, names), {}
         try:
             for name in names:
                 try:
-                    found[name] = report = judging.report(name)
+                    reports[name] = report = judging.report(name)
                 except JudgeUnavailableError as error:
                     if len(names) == 1:
                         raise
@@ -128,8 +128,8 @@ class JudgeCommand(ReportCommand):
                     scores = (f"  {x}: {each:.3f} by {name}\n" for x, each in report.scores.items())
                     sys.stdout.write(f"{_line(report.calibration)}\n{''.join(scores)}")
         finally:
-            if self.json and found:
-                sys.stdout.write(json.dumps(records.to_json(found), indent=2) + "\n")
+            if self.json and reports:
+                sys.stdout.write(json.dumps(records.to_json(reports), indent=2) + "\n")
         return 0
 
     def work(self) -> int:
@@ -137,8 +137,8 @@ class JudgeCommand(ReportCommand):
         from flowrl.evaluation import record
 
         graph_paths, (skill,) = GraphPaths(self.graph_path), self.skills
-        found = record(graph_paths, skill, episodes=self.episodes, seed=self.seed)
-        sys.stdout.buffer.write(found.to_bytes())
+        recording = record(graph_paths, skill, episodes=self.episodes, seed=self.seed)
+        sys.stdout.buffer.write(recording.to_bytes())
         return 0
 
 
@@ -176,28 +176,28 @@ class GraphJudging:
             anew = partial(judge.score, kept=False) if again else None
             moved = calibration.changes(judge, study.skills, anew)
         why = next((why for why, _ in reasons.most_common(1)), "")
-        found = calibration.measure(
+        measured = calibration.measure(
             judge, study.kind, unseen, tuned=tuned, moved=moved, abstained=why
         )
         scores = {
-            skill: float(np.nanmean(calibration.scaled(each, found.temperature)))
+            skill: float(np.nanmean(calibration.scaled(each, measured.temperature)))
             for skill, each in said.items()
             if not np.isnan(each).all()
         }
-        return JudgeReport(generation=self._generation, calibration=found, scores=scores)
+        return JudgeReport(generation=self._generation, calibration=measured, scores=scores)
 
     @cached_property
     def _episodes(self) -> Study:
         """The first half of a usual episode of each that was played, and how it ended."""
-        found = {skill: self.recorded(run).prefixes() for skill, run in self._runs.items()}
-        own = {skill: items for skill, (items, _) in found.items()}
+        prefixes = {skill: self.recorded(run).prefixes() for skill, run in self._runs.items()}
+        own = {skill: items for skill, (items, _) in prefixes.items()}
         items = [item for some in own.values() for item in some]
         if len(items) < _FEWEST:
             raise ConfigError(
                 f"only {len(items)} episodes last long enough to be judged, and {_FEWEST} are "
                 "needed; raise --episodes"
             )
-        labels = np.concatenate([outcomes for _, outcomes in found.values()])
+        labels = np.concatenate([outcomes for _, outcomes in prefixes.values()])
         learn, tune, test = calibration.split(items, labels, self._flags.seed)
         return Study("episode", learn, tune, test, own)
 
@@ -230,9 +230,11 @@ class GraphJudging:
         order = replace(flags, graph_path=root, skills=(run.skill,), base_url="")
         logger.info("%s: playing %d episodes", run.skill, flags.episodes)
         printed = confined_run(order, self._graph_paths, run, how=flags.sandbox)
-        found = Recording.from_bytes(run.skill, printed)
-        logger.info("%s: %d of %d failed", run.skill, (~found.success).sum(), len(found.success))
-        return found
+        recording = Recording.from_bytes(run.skill, printed)
+        logger.info(
+            "%s: %d of %d failed", run.skill, (~recording.success).sum(), len(recording.success)
+        )
+        return recording
 
     def _judge(self, name: str, study: Study) -> Any:
         """Make a judge; what it needs is loaded now."""

@@ -116,22 +116,22 @@ def read_record(folder: Path) -> Comparison | None:
     """The record of a comparison, None without one; FileRefusedError if it is damaged."""
     if not record_of(folder).exists():
         return None
-    found = records.read(record_of(folder), Comparison)
+    record = records.read(record_of(folder), Comparison)
     answers = (
         replace(answer, folder=blend_of(folder, answer.question.expert))
         if isinstance(answer, Blended)
         else answer
-        for answer in found.answers
+        for answer in record.answers
     )
-    return replace(found, answers=tuple(answers))
+    return replace(record, answers=tuple(answers))
 
 
 def _known(folder: Path, asked: Comparison) -> Comparison:
     """The record of these very questions; any other is removed with its job."""
     try:
-        found = read_record(folder)
-        if found is not None and replace(found, answers=()) == asked:
-            return found
+        record = read_record(folder)
+        if record is not None and replace(record, answers=()) == asked:
+            return record
     except FileRefusedError as error:
         logger.warning("asked anew: %s", error)
     clear(folder)
@@ -142,15 +142,15 @@ def _known(folder: Path, asked: Comparison) -> Comparison:
 
 def _ended(folder: Path, asked: Comparison) -> Comparison:
     """The record after the job's end, with answers."""
-    found = _known(folder, asked)  # the job may have answered since the first look
-    if not found.answers:
+    record = _known(folder, asked)  # the job may have answered since the first look
+    if not record.answers:
         said = read_log_tail(folder / LOG) or ("it left no log",)
         why = f"the program that does it failed ({said[-1][:150]})"
-        logger.warning("%s: %s", found.run_folder, why)
-        unanswered = (Unanswered(question=question, why=why) for question in found.questions)
-        found = replace(found, answers=tuple(unanswered))
-        records.write(record_of(folder), found)
-    return found
+        logger.warning("%s: %s", record.run_folder, why)
+        unanswered = (Unanswered(question=question, why=why) for question in record.questions)
+        record = replace(record, answers=tuple(unanswered))
+        records.write(record_of(folder), record)
+    return record
 
 
 def comparison_job(graph_paths: GraphPaths, folder: Path, run: TrainingRun) -> Job:

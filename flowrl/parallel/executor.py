@@ -161,9 +161,9 @@ class CommandExecutor:
         assert request.run_id is not None
         try:
             summary = self._backend.merge(request)
-            found = summary.get("run_id", request.run_id)
-            if found != request.run_id:
-                raise ResultRefusedError(f"found run {found} instead of {request.run_id}")
+            run_id = summary.get("run_id", request.run_id)
+            if run_id != request.run_id:
+                raise ResultRefusedError(f"found run {run_id} instead of {request.run_id}")
         except SKILL_ERRORS as error:
             self._report(request, error)
             if isinstance(error, BusyError) or is_transient(error):

@@ -120,9 +120,9 @@ def _refuse_network(folder: Path) -> None:
     except OSError:
         return  # without /proc the type is unknown
     kinds = {line.partition(" - ")[2].split()[0] for line in lines if line.split()[2] == number}
-    if found := kinds & _NETWORK:
+    if network := kinds & _NETWORK:
         raise ConfigError(
-            f"{folder} is on {found.pop()}, where two daemons on two hosts could both hold the "
+            f"{folder} is on {network.pop()}, where two daemons on two hosts could both hold the "
             "lock; choose a --graph_path on a local disk"
         )
 
@@ -181,14 +181,14 @@ class DiskHealth:
 
     def check(self, *, doubtful: bool = False) -> None:
         """Pause, or end a pause, by the file system's room and, if it is in doubt, by a probe."""
-        found = disk_shortage(self._graph_paths)
-        if not found and (doubtful or self._problem):
+        problem = disk_shortage(self._graph_paths)
+        if not problem and (doubtful or self._problem):
             try:
                 self._probe()
             except OSError as error:
-                found = (classify_io_error(error) or "io"), format_error(error)
-        if found:
-            self._pause(*found)
+                problem = (classify_io_error(error) or "io"), format_error(error)
+        if problem:
+            self._pause(*problem)
         elif self._problem != "":
             self._go_on()
 
@@ -225,12 +225,12 @@ class DiskHealth:
 def disk_shortage(graph_paths: GraphPaths) -> tuple[str, str] | None:
     """Return what is wrong with the folder's file system, "disk" or "io", and the reason."""
     try:
-        found = os.statvfs(graph_paths.root)
+        file_system = os.statvfs(graph_paths.root)
     except OSError as error:
         return ("io", format_error(error)) if classify_io_error(error) else None
-    if found.f_flag & os.ST_RDONLY:
+    if file_system.f_flag & os.ST_RDONLY:
         return "io", f"{graph_paths.root} is read-only"
-    if found.f_blocks and found.f_bavail * found.f_frsize < _LEAST_BYTES:
+    if file_system.f_blocks and file_system.f_bavail * file_system.f_frsize < _LEAST_BYTES:
         return "disk", f"{graph_paths.root} has no room left"
     return None
 
@@ -258,8 +258,8 @@ class RunLimits:
         """Return whether the run has been silent for too long; only calls notice progress."""
         now, stamp = self._monotonic(), None
         with contextlib.suppress(OSError):
-            found = progress.stat()
-            stamp = (found.st_mtime_ns, found.st_size)
+            status = progress.stat()
+            stamp = (status.st_mtime_ns, status.st_size)
         known, since = self._progress.get(run_id, ((), now))
         if known != stamp:
             self._progress[run_id] = (stamp, now)

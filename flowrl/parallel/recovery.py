@@ -70,16 +70,16 @@ def known_skills(
 
     FileRefusedError: the manifest is damaged or lacks an expert, or a record is of another version.
     """
-    found: dict[str, NewSkill] = {}
+    skills: dict[str, NewSkill] = {}
 
     def add(
         skill: str, expert: int | None = None, status: Status = FRESH, *, anew: bool = False
     ) -> None:
         needs = graph.needs(skill) if skill in graph.skills else ()
-        before = found[skill].status if skill in found else None
+        before = skills[skill].status if skill in skills else None
         trained = before if isinstance(before, Completed) else None  # a live run trains it on
         facts = {"needs": needs, "expert": expert, "status": status, "trained": trained}
-        found[skill] = NewSkill(skill=skill, anew=anew and trained is not None, **facts)
+        skills[skill] = NewSkill(skill=skill, anew=anew and trained is not None, **facts)
 
     manifest = ExpertStore(graph_paths).manifest()
     _refuse_lost_experts(graph_paths, state, manifest)
@@ -88,15 +88,15 @@ def known_skills(
     for run, status in _live(graph_paths, manifest):
         add(run.skill, run.expert, status, anew=run.anew)
     past = {} if state.entries else _expert_numbers(graph_paths)
-    for skill in [name for name in graph.skills if name not in found]:
+    for skill in [name for name in graph.skills if name not in skills]:
         number = past.get(slug(skill))
-        if number is not None and number not in {item.expert for item in found.values()}:
+        if number is not None and number not in {item.expert for item in skills.values()}:
             add(skill, number)
-    needed = [need for skill in found if skill in graph.skills for need in graph.all_needs(skill)]
+    needed = [need for skill in skills if skill in graph.skills for need in graph.all_needs(skill)]
     for need in dict.fromkeys(needed):  # even without any trace on disk
-        if need not in found:
+        if need not in skills:
             add(need)
-    return tuple(found[name] for name in found if name not in state.entries)
+    return tuple(skills[name] for name in skills if name not in state.entries)
 
 
 def add_known(graph_paths: GraphPaths, graph: SkillGraph) -> None:
@@ -372,11 +372,11 @@ def _check_experts(graph_paths: GraphPaths) -> Iterator[Finding]:
 
 def _fall_back_or_drop(store: ExpertStore, broken: ExpertVersion, why: str) -> str:
     name = f"expert {broken.index} ({broken.skill})"
-    found = fall_back(store, broken, why)
-    if found is None:
+    fallback = fall_back(store, broken, why)
+    if fallback is None:
         drop(store, broken, why)
         return f"{name} has no whole version: its skill will be trained again"
-    return f"{name} is {found.version} again, of {found.frames:,} frames"
+    return f"{name} is {fallback.version} again, of {fallback.frames:,} frames"
 
 
 def _check_history(graph_paths: GraphPaths) -> Iterator[Finding]:

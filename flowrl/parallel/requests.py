@@ -89,12 +89,12 @@ class Inbox:
         if self._folder.is_symlink() or not self._folder.is_dir():
             return []
         try:
-            found = [path for path in self._folder.glob("*.json") if _ID.fullmatch(path.stem)]
+            files = [path for path in self._folder.glob("*.json") if _ID.fullmatch(path.stem)]
         except OSError as error:
             if not is_transient(error):
                 raise
             return []
-        return sorted(path for path in found if path.name not in self._ignored)
+        return sorted(path for path in files if path.name not in self._ignored)
 
 
 def log_responses(before: Collection[Response], after: Collection[Response]) -> None:
@@ -109,11 +109,11 @@ def log_responses(before: Collection[Response], after: Collection[Response]) -> 
 def _read_request(path: Path) -> ControlRequest:
     """The request in a file; a malformed one has a refusal."""
     try:
-        found = records.read(
+        record = records.read(
             path, RequestRecord, sealed=False, limit_bytes=_LIMIT_BYTES, remedy="send it again"
         )
     except FlowrlError as error:
         if is_transient(error):
             raise
         return ControlRequest(id=path.stem, verb=None, refusal=str(error))
-    return ControlRequest(id=path.stem, verb=found.verb, skill=found.skill, number=found.number)
+    return ControlRequest(id=path.stem, verb=record.verb, skill=record.skill, number=record.number)

@@ -64,9 +64,9 @@ def check_graph_record(graph_paths: GraphPaths, config: PPOConfig) -> None:
     is for another game or has networks of other sizes, FileRefusedError that graph.json is damaged.
     """
     recorded = graph_paths.graph_json.exists()
-    found = read_graph_record(graph_paths) if recorded else _of_runs(graph_paths)
-    for name in _COMMON if found else ():
-        was, now = getattr(found, name), getattr(config, name)
+    record = read_graph_record(graph_paths) if recorded else _of_runs(graph_paths)
+    for name in _COMMON if record else ():
+        was, now = getattr(record, name), getattr(config, name)
         if was != now:
             raise ConfigError(
                 f"--{name} is {now}, and the graph in {graph_paths.root} was begun with {was}; "
@@ -172,15 +172,17 @@ def skill_configs(config: BottomUpConfig, skills: Mapping[str, Skill]) -> Mappin
         tables = arguments.toml(path, flag="skill_config")
     for name in tables.keys() - skills.keys():
         raise ConfigError(f"{path}: there is no skill {name!r}{closest(name, skills)}")
-    found: dict[str, SkillConfig] = {}
+    settings: dict[str, SkillConfig] = {}
     for name, skill in skills.items():
         try:
             of_toml = skill_settings(tables.get(name, {}))
             tuned = skill_settings(read_tuned(GraphPaths(config.graph.graph_path), name))
-            found[name] = for_skill(config, of_file=skill.training, of_toml=of_toml, of_sweep=tuned)
+            settings[name] = for_skill(
+                config, of_file=skill.training, of_toml=of_toml, of_sweep=tuned
+            )
         except ConfigError as error:
             raise ConfigError(f"the training of {name!r}: {error}") from error
-    return found
+    return settings
 
 
 def read_tuned(graph_paths: GraphPaths, skill: str) -> dict[str, Any]:

@@ -48,12 +48,13 @@ def check_machine(graph_path: Path, ppo: PPOConfig) -> None:
 
 def refuse_shared_folder(folder: Path, *, trust: bool) -> None:
     """Raise ConfigError if others may change the graph: it is another's, or all may write."""
-    found = folder.stat()
-    others = found.st_uid != os.geteuid() or found.st_mode & stat.S_IWOTH
+    status = folder.stat()
+    others = status.st_uid != os.geteuid() or status.st_mode & stat.S_IWOTH
     if others and not trust:
         raise ConfigError(
-            f"--graph_path {folder} is user {found.st_uid}'s with mode {found.st_mode & 0o777:o}: "
-            "others could change what is trained; chown it or chmod o-w it, or use --trust_folder"
+            f"--graph_path {folder} is user {status.st_uid}'s with mode "
+            f"{status.st_mode & 0o777:o}: others could change what is trained; chown it or "
+            "chmod o-w it, or use --trust_folder"
         )
 
 

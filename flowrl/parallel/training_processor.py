@@ -204,10 +204,10 @@ def verified_candidates(
     reports = {run_paths.final(local[report.expert]): report for report in result.experts}
     _refuse(run_paths, run, _file_differences(run_paths, reports, expected))
     try:
-        found = array_check.read_arrays(list(reports), expected)
+        contents = array_check.read_arrays(list(reports), expected)
     except ExpertCorruptError as error:
         raise _refused(run_paths, run, [f"  {error}"]) from error
-    arrays = dict(zip(reports, found, strict=True))
+    arrays = dict(zip(reports, contents, strict=True))
     _refuse(run_paths, run, (x for f in reports for x in _array_differences(reports[f], arrays[f])))
     ancestors = {ancestor.index: ancestor for ancestor in run.ancestors}
     return tuple(
@@ -252,8 +252,8 @@ def _small_files(run_paths: RunPaths, archive: RunPaths) -> Iterator[Path]:
     """Return the run's other files, such as video.mp4; a trainer may name them anything."""
     known = {path.name for path in (*run_paths.records, *run_paths.of_the_process)}
     sizes = {path: path.lstat() for path in sorted(run_paths.folder.iterdir())}
-    for path, found in sizes.items():
-        plain = stat.S_ISREG(found.st_mode) and found.st_size <= _SMALL_BYTES
+    for path, status in sizes.items():
+        plain = stat.S_ISREG(status.st_mode) and status.st_size <= _SMALL_BYTES
         free = not path.name.startswith("expert_") and not (archive.folder / path.name).is_dir()
         if plain and free and path.name not in known and _FILE_NAME.fullmatch(path.name):
             yield path
@@ -336,10 +336,10 @@ def _refused(run_paths: RunPaths, run: TrainingRun, lines: list[str]) -> ResultR
     return ResultRefusedError("\n".join([heading, *lines]))
 
 
-def _differ(name: str, expected: Any, found: Any) -> Iterator[str]:
-    if expected != found:
+def _differ(name: str, expected: Any, actual: Any) -> Iterator[str]:
+    if expected != actual:
         yield f"- {name} {expected}"
-        yield f"+ {name} {found}"
+        yield f"+ {name} {actual}"
 
 
 def _result_differences(run_paths: RunPaths, run: TrainingRun, result: RunResult) -> Iterator[str]:
@@ -370,18 +370,20 @@ def _file_differences(
     for folder, report in reports.items():
         try:
             size = sum(path.lstat().st_size for path in plain_files(folder))
-            found = storage.tree_digest(folder) if size <= most else f"of {size} bytes, over {most}"
+            digest = (
+                storage.tree_digest(folder) if size <= most else f"of {size} bytes, over {most}"
+            )
         except FileRefusedError as error:
             yield f"  {error}"
         else:
-            yield from _differ(f"expert {report.expert} sha256", report.sha256, found)
+            yield from _differ(f"expert {report.expert} sha256", report.sha256, digest)
 
 
 def _array_differences(report: ExpertReport, arrays: ArrayReport) -> Iterator[str]:
     expert = f"expert {report.expert}"
     if arrays.unreadable:
         yield f"  {expert} cannot be read: {arrays.unreadable}"
-    for leaf, wanted, found in arrays.differences:
-        yield from _differ(f"{expert} {leaf}", wanted, found)
+    for leaf, wanted, actual in arrays.differences:
+        yield from _differ(f"{expert} {leaf}", wanted, actual)
     if arrays.content:
         yield from _differ(f"{expert} content", report.content, arrays.content)

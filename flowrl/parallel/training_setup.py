@@ -236,12 +236,12 @@ def _check_shapes(store: ExpertStore, run: TrainingRun, seeds: Sequence[ExpertVe
     expected: Shapes = expected_shapes(run.config)
     for seed in seeds:
         for leaf in sorted({*seed.shapes, *expected}):
-            found, needed = seed.shapes.get(leaf), expected.get(leaf)
-            if found != needed:
+            actual, needed = seed.shapes.get(leaf), expected.get(leaf)
+            if actual != needed:
                 width = seed.shapes.get("actor/dense_0/bias", ("N",))[0]
                 raise ExpertShapeError(
                     f"expert {seed.index} ({seed.skill}, {store.path_of(seed)}) has {leaf} of "
-                    f"shape {found}, this run needs {needed}; start with "
+                    f"shape {actual}, this run needs {needed}; start with "
                     f"--layer_size {width}, or in another graph folder"
                 )
 
@@ -317,7 +317,7 @@ def _approvals(
     for skill in (skills[step.skill] for step in run.plan):
         functions = parsed_function(skill.is_done), parsed_function(skill.reward)
         digests[code_digest(*functions, run.config["env_name"])] = None
-    return tuple(found for digest in digests if (found := store.find(digest)))
+    return tuple(approval for digest in digests if (approval := store.find(digest)))
 
 
 def _head(run: TrainingRun) -> str:
@@ -379,9 +379,9 @@ def live_runs(graph_paths: GraphPaths) -> Iterator[RunPaths]:
     if not graph_paths.training_runs.is_dir():
         return
     for path in sorted(graph_paths.training_runs.iterdir()):
-        found = _RUN_FOLDER.fullmatch(path.name)
-        if found is not None and path.is_dir() and not path.is_symlink():
-            yield RunPaths(path, int(found[1]))
+        match = _RUN_FOLDER.fullmatch(path.name)
+        if match is not None and path.is_dir() and not path.is_symlink():
+            yield RunPaths(path, int(match[1]))
 
 
 def readable_runs(graph_paths: GraphPaths) -> Iterator[tuple[RunPaths, TrainingRun]]:

@@ -262,22 +262,22 @@ def load_checkpoint(run_paths: RunPaths, config: PPOConfig, fresh: Resumed) -> R
       ExpertError: it is damaged, or of a run with other sizes.
     """
     expected = _checkpoint(fresh, config)
-    found = checkpoint.load_resume(run_paths.resume, expected)
+    saved = checkpoint.load_resume(run_paths.resume, expected)
     for name in _SHARDING:
-        if found[name] != expected[name]:
-            before, now = int(found[name]), int(expected[name])
+        if saved[name] != expected[name]:
+            before, now = int(saved[name]), int(expected[name])
             logger.warning("--%s was %d and is %d now: other worlds follow", name, before, now)
-    params = jax.tree.map(jnp.asarray, found["params"])
-    moments = map(jnp.asarray, found["opt_state"])
+    params = jax.tree.map(jnp.asarray, saved["params"])
+    moments = map(jnp.asarray, saved["opt_state"])
     opt_state = jax.tree.unflatten(jax.tree.structure(fresh.train.opt_state), moments)
     counters = Counters(
-        updates=int(found["updates"]),
-        frames=int(found["frames"]),
-        acted=tuple(int(frames) for frames in found["acted"]),
-        seconds=float(found["seconds"]),
+        updates=int(saved["updates"]),
+        frames=int(saved["frames"]),
+        acted=tuple(int(frames) for frames in saved["acted"]),
+        seconds=float(saved["seconds"]),
     )
-    key = jax.random.wrap_key_data(found["key"])
-    return Resumed(TrainState(params, opt_state), key, counters, found["best"])
+    key = jax.random.wrap_key_data(saved["key"])
+    return Resumed(TrainState(params, opt_state), key, counters, saved["best"])
 
 
 def digest_of(kept: Resumed, config: PPOConfig) -> str:

@@ -106,14 +106,17 @@ class Averager:
         if time.monotonic() - self._reported_at < _REPORT_SECONDS:
             return
         self._reported_at = time.monotonic()
-        found = None
+        progress = None
         with suppress(FileRefusedError):  # a power cut damaged it; replica 0 will write it again
-            found = read_progress(self._run_paths.replica(0))
+            progress = read_progress(self._run_paths.replica(0))
         missing = ", ".join(str(k) for k in self._processes if k not in self._arrived)
         waits = f"replica {missing}" if self._arrived and missing else ""
-        if found is not None and (found := replace(found, waits_for=waits)) != self._reported:
-            self._reported = found
-            write_progress(self._run_paths, found)
+        if (
+            progress is not None
+            and (progress := replace(progress, waits_for=waits)) != self._reported
+        ):
+            self._reported = progress
+            write_progress(self._run_paths, progress)
 
     def close(self) -> None:
         """End the replicas."""
@@ -206,8 +209,10 @@ class Averager:
         total = -(-self._config.total_timesteps // self._steps)
         updates = min(total, base.updates + self._config.average_every)
         is_best = rates.reach(base.best_success)
-        found = ", ".join(f"{m.replica}: {m.rates.success:.0%}" for m in members)
-        logger.info("round %d: %d frames, %.0f %% (%s)", number, frames, 100 * rates.success, found)
+        successes = ", ".join(f"{m.replica}: {m.rates.success:.0%}" for m in members)
+        logger.info(
+            "round %d: %d frames, %.0f %% (%s)", number, frames, 100 * rates.success, successes
+        )
         since, self._counted = self._counted, time.monotonic()
         return Round(
             number=number,

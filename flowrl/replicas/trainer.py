@@ -105,9 +105,9 @@ class Replica:
 
     def _wait_for(self, number: int) -> Round:
         """The newest round, once there is one with this number or a later one."""
-        while (found := self._rounds.newest()) is None or found.number < number:
+        while (newest := self._rounds.newest()) is None or newest.number < number:
             time.sleep(_LOOK_SECONDS)
-        return found
+        return newest
 
     def _left(self, base: Round) -> tuple[RolloutState, ...]:
         """The environments that this replica left at a round, and its episodes; else fresh ones.
@@ -190,6 +190,6 @@ def _unnamed(arrays: Mapping[str, np.ndarray], like: _Tree) -> _Tree:
         if name not in arrays or arrays[name].shape != checkpoint.numbers(leaf).shape:
             sizes = "the rounds of this run folder are of networks of other sizes"
             raise FileRefusedError(f"{sizes}; --no-resume begins anew")
-        found = checkpoint.from_numbers(jnp.array(arrays[name]), leaf)
-        leaves.append(jax.device_put(found, leaf.sharding))
+        value = checkpoint.from_numbers(jnp.array(arrays[name]), leaf)
+        leaves.append(jax.device_put(value, leaf.sharding))
     return jax.tree.unflatten(jax.tree.structure(like), leaves)

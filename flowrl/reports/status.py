@@ -238,8 +238,8 @@ def _notices(graph_paths: GraphPaths) -> dict[str, str]:
         said = notices.read(sweep).get(notices.SWEEP, "no trial has ended yet")
         going = " is under way" if daemon_of(sweep.daemon_lock) else ""
         texts[f"sweep {name}"] = f"sweep {name}{going}: {said}"
-    if "paused" not in texts and (found := disk_shortage(graph_paths)):
-        texts["paused"] = f"paused ({found[0]}): {found[1]}"
+    if "paused" not in texts and (shortage := disk_shortage(graph_paths)):
+        texts["paused"] = f"paused ({shortage[0]}): {shortage[1]}"
     try:
         ExpertStore(graph_paths).manifest()
     except FileRefusedError as error:

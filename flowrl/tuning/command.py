@@ -141,15 +141,15 @@ def _conclude(
     if any(each.outcome is None for each in tried) or next_trial(sweep, tried, number=0):
         sys.stdout.write(f"{progress_line(sweep, tried)}; the same command goes on\n")
         return EXIT_RESUMABLE
-    found, said = read_outcome(sweep), []
-    if found is None and sweep.search.confirm:
+    outcome, said = read_outcome(sweep), []
+    if outcome is None and sweep.search.confirm:
         success = success_in_fresh_worlds(sweep, tried, how=training.launch.sandbox)
-        found = decide(sweep, tried, success)
-        said.append(apply_winner(graph_paths, sweep, found))
-        records.write(sweep.sweep_paths.outcome_json, found)
+        outcome = decide(sweep, tried, success)
+        said.append(apply_winner(graph_paths, sweep, outcome))
+        records.write(sweep.sweep_paths.outcome_json, outcome)
     publish(sweep)
-    if found and keep_in:
-        said.append(keep_winner(graph_paths, sweep, found, config=training, skills=keep_in))
+    if outcome and keep_in:
+        said.append(keep_winner(graph_paths, sweep, outcome, config=training, skills=keep_in))
     sys.stdout.write("\n".join([show(sweep), *said, ""]))
     return 0 if any(each.score is not None for each in tried) else 1
 
@@ -195,14 +195,14 @@ class SweepApplyCommand(OneSweepCommand):
     def __call__(self) -> int:
         """Write the settings; raises ConfigError if no point is confirmed yet, or none will be."""
         sweep = self._open()
-        found = read_outcome(sweep)
+        outcome = read_outcome(sweep)
         if not sweep.search.confirm:
             raise ConfigError(f"{sweep.sweep_paths.root} has --confirm 0 and confirms no point")
-        if found is None:
+        if outcome is None:
             raise ConfigError(
                 f"{sweep.sweep_paths.root} has not confirmed a point yet; let it go on"
             )
-        sys.stdout.write(f"{apply_winner(GraphPaths(self.graph_path), sweep, found)}\n")
+        sys.stdout.write(f"{apply_winner(GraphPaths(self.graph_path), sweep, outcome)}\n")
         return 0
 
 

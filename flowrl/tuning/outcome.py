@@ -97,14 +97,14 @@ def decide(sweep: Sweep, tried: Sequence[Tried], success: Mapping[int, float]) -
     the machine may have failed it, and so is one tried again, which had another seed. A point with
     less than two seeds left is not compared.
     """
-    found: dict[int | None, dict[int, tuple[float, Trial]]] = {}
+    scores: dict[int | None, dict[int, tuple[float, Trial]]] = {}
     for each in confirming(tried):
         trial = each.trial
         if trial.number in success:
             score = _confirmed_score(sweep, trial.number, success[trial.number])
-            found.setdefault(trial.repeats, {})[trial.seed] = score, trial
-    default = {seed: score for seed, (score, _) in found.get(None, {}).items()}
-    others = {number: trials for number, trials in found.items() if number is not None}
+            scores.setdefault(trial.repeats, {})[trial.seed] = score, trial
+    default = {seed: score for seed, (score, _) in scores.get(None, {}).items()}
+    others = {number: trials for number, trials in scores.items() if number is not None}
     gains, experts = [], {}
     for number, trials in others.items():
         pairs = [trials[seed][0] - default[seed] for seed in sorted(trials.keys() & default.keys())]
@@ -160,8 +160,8 @@ class EvaluateTrials:
 
         sweep = open_sweep(SweepPaths(self.sweep))
         places = [sweep.run(number) for number in self.numbers]
-        found = evaluate_runs(places, episodes=_EPISODES, seed=self.seed)
-        sys.stdout.write("\n" + json.dumps([report.steps[-1].successes for report in found]))
+        reports = evaluate_runs(places, episodes=_EPISODES, seed=self.seed)
+        sys.stdout.write("\n" + json.dumps([report.steps[-1].successes for report in reports]))
         return 0
 
 
@@ -190,12 +190,12 @@ def paired_interval(pairs: Sequence[float], *, share: float) -> tuple[float, flo
     return mean, mean - half, mean + half
 
 
-def apply_winner(graph_paths: GraphPaths, sweep: Sweep, found: SweepOutcome) -> str:
+def apply_winner(graph_paths: GraphPaths, sweep: Sweep, outcome: SweepOutcome) -> str:
     """Make the confirmed point the skill's settings; returns a line for people."""
-    gain, skill, name = found.best, sweep.record.skill, sweep.sweep_paths.root.name
+    gain, skill, name = outcome.best, sweep.record.skill, sweep.sweep_paths.root.name
     if gain is None:
         return f"no point is confirmed better than the default; the defaults of {skill} stay"
-    said = f"{gain.said} over the default's {found.default:.3f}, with {found.seeds} fresh seeds"
+    said = f"{gain.said} over the default's {outcome.default:.3f}, with {outcome.seeds} fresh seeds"
     default, tuned = flags(sweep.base), flags(admissible(gain.point, sweep.base))  # as trained
     point = {key: value for key, value in tuned.items() if value != default[key]}
     point.update(gain.point)
@@ -216,7 +216,7 @@ def forget(graph_paths: GraphPaths, skill: str) -> str:
 def keep_winner(
     graph_paths: GraphPaths,
     sweep: Sweep,
-    found: SweepOutcome,
+    outcome: SweepOutcome,
     *,
     config: BottomUpConfig,
     skills: SkillGraph,
@@ -227,9 +227,9 @@ def keep_winner(
     that the flags say. The skill is completed then, and its text is kept. Raises BusyError if a
     scheduler trains the graph, or the skill has a run there.
     """
-    if found.best_expert is None:
+    if outcome.best_expert is None:
         return "no point is confirmed, so no expert is kept"
-    source, skill = sweep.run(found.best_expert), sweep.record.skill
+    source, skill = sweep.run(outcome.best_expert), sweep.record.skill
     run, lock = read_run(source), DaemonLock(graph_paths.daemon_lock)
     lock.acquire()
     try:
@@ -246,7 +246,7 @@ def keep_winner(
         add_known(graph_paths, skills)
     finally:
         lock.release()
-    return f"expert {run.expert} of {skill} is that of trial {found.best_expert}"
+    return f"expert {run.expert} of {skill} is that of trial {outcome.best_expert}"
 
 
 def _merge(

@@ -107,7 +107,7 @@ def run_trials(
     files = sweep.sweep_paths.root / "ray"  # Ray's own, and never read by us
     try:
         with redirect_stdout(sys.stderr):  # Ray's tables
-            found = tune.Tuner(
+            results = tune.Tuner(
                 tune.with_resources(partial(_train, sweep, backend), {"cpu": 1, "gpu": gpus}),
                 tune_config=tune.TuneConfig(
                     search_alg=TrialSearch(sweep, graph, deadline=deadline, report=report),
@@ -116,7 +116,7 @@ def run_trials(
                 ),
                 run_config=tune.RunConfig(storage_path=str(files), verbose=0),
             ).fit()
-        for error in found.errors:
+        for error in results.errors:
             why = str(error).strip().rpartition("\n")[2]
             raise LaunchError(f"a trial could not be run, so the sweep stops; start again: {why}")
     finally:

@@ -45,7 +45,7 @@ def publish(sweep: Sweep) -> None:
 
 def progress_line(sweep: Sweep, tried: Sequence[Tried]) -> str:
     """Return how far a sweep is, in a line."""
-    begun, again, found = searched(tried), confirming(tried), read_outcome(sweep)
+    begun, again, outcome = searched(tried), confirming(tried), read_outcome(sweep)
     best = min((each for each in begun if each.score is not None), key=rank, default=None)
     stage = "ended" if has_ended(sweep, tried) else "confirming" if again else "searching"
     most = sweep.most_trials if stage == "searching" else len(begun)
@@ -55,7 +55,7 @@ def progress_line(sweep: Sweep, tried: Sequence[Tried]) -> str:
         f"{_ended(again)} of {len(again)} confirming ones" if again else "",
         f"{sweep.budget_left(begun):.0%} of the budget is left" if stage == "searching" else "",
         f"best {best.score:.3f} by trial {best.trial.number} ({best.trial.said})" if best else "",
-        found.said if found and sweep.search.confirm else "",
+        outcome.said if outcome and sweep.search.confirm else "",
     ]
     return f"{sweep.record.skill}: {', '.join(filter(None, parts))}"
 

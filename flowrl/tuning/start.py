@@ -158,12 +158,12 @@ def _first_points(
     default = {name: configs.flags(space.base)[name] for name in space.to_data()}
     near = [*reversed(graph.all_needs(skill)), *graph.order()]
     tuned = [read_tuned(graph_paths, name) for name in dict.fromkeys(near) if name != skill]
-    found: list[dict[str, Any]] = []
+    points: list[dict[str, Any]] = []
     for settings in [{}, *tuned]:
         point = {**default, **{name: settings[name] for name in default if name in settings}}
-        if point not in found and space.admitted(point) == point:
-            found.append(point)
-    return tuple(found)
+        if point not in points and space.admitted(point) == point:
+            points.append(point)
+    return tuple(points)
 
 
 def _read_dimensions(config: SweepConfig) -> Space:

@@ -139,8 +139,8 @@ class Sweep:
     @functools.cached_property
     def space(self) -> Space:
         """The dimensions that are searched."""
-        found = space_from_data(self.record.space, str(self.sweep_paths.sweep_json))
-        return dataclasses.replace(found, base=self.base)
+        space = space_from_data(self.record.space, str(self.sweep_paths.sweep_json))
+        return dataclasses.replace(space, base=self.base)
 
     @functools.cached_property
     def search(self) -> SearchConfig:
@@ -307,7 +307,7 @@ def write_outcome(sweep: Sweep, number: int, *, why: str = "") -> TrialOutcome:
     cut_at = judged_at(sweep, number) if result and result.stopped == "pruned" else 0
     if cut := [point for point in whole if point.frames <= cut_at]:
         whole, success = cut, cut[-1].success
-    found = TrialOutcome(
+    outcome = TrialOutcome(
         score=None if why or result is None else sweep.score(whole, success),
         frames=sum(end.frames for end in ends),
         seconds=sum(end.seconds for end in ends),
@@ -315,8 +315,8 @@ def write_outcome(sweep: Sweep, number: int, *, why: str = "") -> TrialOutcome:
         why=why,
         cut_at=cut_at if cut else 0,
     )
-    records.write(run_paths.folder / OUTCOME, found)
-    return found
+    records.write(run_paths.folder / OUTCOME, outcome)
+    return outcome
 
 
 def judged_at(sweep: Sweep, number: int) -> int:

@@ -87,12 +87,12 @@ def try_codes(
 
     Raises LaunchError if the worker does not start, ConfigError if the game's code raises an error.
     """
-    found: dict[int, CodeApproval | str] = {}
-    while len(found) < len(codes):
-        rest = [number for number in range(len(codes)) if number not in found]
+    verdicts: dict[int, CodeApproval | str] = {}
+    while len(verdicts) < len(codes):
+        rest = [number for number in range(len(codes)) if number not in verdicts]
         outcomes = run_worker([codes[number] for number in rest], limits or Limits(), confine)
-        found |= {rest[number]: outcome for number, outcome in outcomes.items()}
-    return [found[number] for number in range(len(codes))]
+        verdicts |= {rest[number]: outcome for number, outcome in outcomes.items()}
+    return [verdicts[number] for number in range(len(codes))]
 
 
 def approve_skills(
@@ -156,16 +156,16 @@ def run_worker(
     ended = _run_module("worker", order, confine=confine, seconds=seconds)
     if ended is None:
         raise LaunchError("the dry run of skill code does not end; try again")
-    found, broken = _outcomes(codes, ended, limits)
-    if not found and broken:
+    outcomes, broken = _outcomes(codes, ended, limits)
+    if not outcomes and broken:
         raise ConfigError(
             f"the game {codes[0].env_name} fails in the dry run of skill code: {broken}; correct "
             "its package"
         )
-    if not found:
+    if not outcomes:
         last = ended.stderr.decode(errors="replace").strip()[-300:] or "no message"
         raise LaunchError(f"the dry run of skill code does not start: {last}; try again")
-    return found
+    return outcomes
 
 
 def check_game(name: str, *, confine: Confine = unconfined) -> list[str]:
@@ -207,7 +207,7 @@ def _outcomes(
     codes: Sequence[SkillCode], ended: subprocess.CompletedProcess[bytes], limits: Limits
 ) -> tuple[dict[int, CodeApproval | str], str]:
     """Return the outcomes that a worker reported, and the error that ended it, if any."""
-    found: dict[int, CodeApproval | str] = {}
+    outcomes: dict[int, CodeApproval | str] = {}
     running: Mapping[str, Any] | None = None  # the report that a function begins
     broken = ""
     for report in map(json.loads, ended.stdout.splitlines()):
@@ -216,14 +216,14 @@ def _outcomes(
             continue
         code, running = codes[report["code"]], report if report["event"] == "begins" else None
         if report["event"] == "passed":
-            found[report["code"]] = CodeApproval(digest=code.digest, trusted=code.trusted)
+            outcomes[report["code"]] = CodeApproval(digest=code.digest, trusted=code.trusted)
         elif report["event"] == "refused":
-            found[report["code"]] = _refusal(code, report["line"], report["why"])
+            outcomes[report["code"]] = _refusal(code, report["line"], report["why"])
     if running is not None:
         raised = broken and f"raises {broken}; correct the function"
         why = f"{running['name']} {raised or _why_ended(ended.returncode, limits)}"
-        found[running["code"]] = _refusal(codes[running["code"]], running["line"], why)
-    return found, broken
+        outcomes[running["code"]] = _refusal(codes[running["code"]], running["line"], why)
+    return outcomes, broken
 
 
 def _refusal(code: SkillCode, line: int, why: str) -> str:
