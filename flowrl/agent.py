@@ -112,7 +112,7 @@ class AgentStep(NamedTuple):
     """Whether the episode is over."""
 
 
-def export_agent(layout: GraphPaths, folder: Path) -> AgentRecord:
+def export_agent(graph_paths: GraphPaths, folder: Path) -> AgentRecord:
     """Write the experts that count now, and their plans, to a new folder, which appears whole.
 
     Raises:
@@ -121,20 +121,22 @@ def export_agent(layout: GraphPaths, folder: Path) -> AgentRecord:
       FileRefusedError: the folder exists, or a record is damaged.
     """
     check_backend()
-    store = ExpertStore(layout)
+    store = ExpertStore(graph_paths)
     manifest = store.manifest()
     if not manifest.experts:
-        raise ExpertMissingError(f"{layout.root} has no merged expert yet; train a skill first")
+        raise ExpertMissingError(
+            f"{graph_paths.root} has no merged expert yet; train a skill first"
+        )
     if os.path.lexists(folder):
         raise FileRefusedError(f"{folder} exists already; name another folder, or remove it")
     with storage.building(folder) as prepared:
         experts = []
         for index, version in manifest.experts.items():
-            run = read_run(layout.archive(index, version.skill))
+            run = read_run(graph_paths.archive(index, version.skill))
             if missing := set(run.experts) - manifest.experts.keys():
                 raise ExpertMissingError(
                     f"the plan of {version.skill} has the experts {sorted(missing)}, which "
-                    f"{layout.manifest} does not name; train them again"
+                    f"{graph_paths.manifest} does not name; train them again"
                 )
             experts.append(_write_expert(store, version, run, prepared))
         record = AgentRecord(
@@ -266,8 +268,8 @@ def _write_expert(
     store: ExpertStore, version: ExpertVersion, run: TrainingRun, folder: Path
 ) -> ExportedExpert:
     """Write the two files of an expert."""
-    archive = store.layout.archive(version.index, version.skill)
-    check_module(archive, run)
+    run_paths = store.graph_paths.archive(version.index, version.skill)
+    check_module(run_paths, run)
     like = checkpoint.like_of(expected_shapes(run.config))
     params = checkpoint.load_expert(store.verify(version), like)
     name = f"{version.index}_{slug(version.skill)}"
@@ -275,7 +277,7 @@ def _write_expert(
     storage.make_dir(arrays.parent)
     storage.make_dir(module.parent)
     leaves: Any = flatten_dict(params, sep="/")
-    content, code = save(leaves), storage.read_bytes(archive.module)
+    content, code = save(leaves), storage.read_bytes(run_paths.module)
     storage.write_atomic(arrays, content)
     storage.write_atomic(module, code)
     return ExportedExpert(
@@ -320,10 +322,10 @@ def _read_modules(
         modules = [load_module(path, approvals=each.approvals) for path, each in plans.items()]
     else:  # approvals in the folder are its author's
         modules = open_modules(list(plans), ApprovalStore(Path(os.devnull)))
-    found = dict(zip((each.index for each in plans.values()), modules, strict=True))
-    if missing := sorted({index for each in modules for index in each.experts} - found.keys()):
+    by_expert = dict(zip((each.index for each in plans.values()), modules, strict=True))
+    if missing := sorted({index for each in modules for index in each.experts} - by_expert.keys()):
         raise ExpertMissingError(f"{folder} lacks the experts {missing} of its plans; {_AGAIN}")
-    return found
+    return by_expert
 
 
 def _check_plan(path: Path, module: TaskModule, env_name: str, names: Mapping[int, str]) -> None:

@@ -83,11 +83,11 @@ def evaluate(
       ExpertMissingError: no such skill is merged; says which are.
       ConfinedError: the episodes could not be played; says why.
     """
-    layout = existing_graph(_path(graph).absolute())
-    run = read_run(ExpertStore(layout).archive_of(skill))
-    order = PlayOrder(graph_path=layout.root, skill=skill, episodes=episodes, seed=seed)
+    graph_paths = existing_graph(_path(graph).absolute())
+    run = read_run(ExpertStore(graph_paths).archive_of(skill))
+    order = PlayOrder(graph_path=graph_paths.root, skill=skill, episodes=episodes, seed=seed)
     return records.from_json(
-        EvaluationReport, json.loads(confined_run(order, layout, run, how=sandbox))
+        EvaluationReport, json.loads(confined_run(order, graph_paths, run, how=sandbox))
     )
 
 
@@ -104,8 +104,8 @@ class PlayOrder:
         """Play in this process and print the report as JSON."""
         from flowrl.evaluation import evaluate
 
-        paths = GraphPaths(self.graph_path)
-        report = evaluate(paths, self.skill, episodes=self.episodes, seed=self.seed)
+        graph_paths = GraphPaths(self.graph_path)
+        report = evaluate(graph_paths, self.skill, episodes=self.episodes, seed=self.seed)
         sys.stdout.write(json.dumps(asdict(report)))
         return 0
 

@@ -127,15 +127,15 @@ class ReportCommand(GraphCommand):
 @functools.cache
 def arguments(kind: type) -> Mapping[str, Argument]:
     """Return the arguments of a dataclass and of those nested in it, by name."""
-    found: dict[str, Argument] = {}
+    by_name: dict[str, Argument] = {}
     hints = get_type_hints(kind, include_extras=True)
     for item in dataclasses.fields(kind):
         hint = hints[item.name]
         marks = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
         if dataclasses.is_dataclass(_core(hint)):
-            found |= arguments(_core(hint))
+            by_name |= arguments(_core(hint))
         elif tyro.conf.Suppress not in marks:
-            found[item.name] = Argument(
+            by_name[item.name] = Argument(
                 name=item.name,
                 hint=hint,
                 positional=tyro.conf.Positional in marks,
@@ -144,7 +144,7 @@ def arguments(kind: type) -> Mapping[str, Argument]:
                     name for mark in marks for name in getattr(mark, "aliases", None) or ()
                 ),
             )
-    return found
+    return by_name
 
 
 def read(
@@ -347,7 +347,7 @@ def _positionals(kind: type, rest: list[str], given: Given, prog: str) -> Given:
     places = [
         each for each in arguments(kind).values() if each.positional and each.name not in given
     ]
-    found: Given = {}
+    positional: Given = {}
     if places and places[0].name == _GRAPH:
         graph, *places = places
         files = any(each.many for each in places)
@@ -355,18 +355,18 @@ def _positionals(kind: type, rest: list[str], given: Given, prog: str) -> Given:
         number = bool(places) and places[0].type is int
         names = rest and (_names_folder(rest[0], files=files) or (number and not rest[0].isdigit()))
         if spare or names:
-            found[graph.name] = [rest.pop(0)]
+            positional[graph.name] = [rest.pop(0)]
     for place in places:
         if rest:
-            found[place.name] = rest if place.many else [rest.pop(0)]
+            positional[place.name] = rest if place.many else [rest.pop(0)]
             rest = [] if place.many else rest
     if rest:
         named = "target_skill" in arguments(kind)
         meant = f"; to train towards a skill say --target_skill {rest[0]!r}" if named else ""
         raise ConfigError(f"{rest[0]!r} is one word too many: {_usage(kind, prog)}{meant}")
-    if "" in (word for words in found.values() for word in words):
+    if "" in (word for words in positional.values() for word in words):
         raise ConfigError(f"an argument is empty: {_usage(kind, prog)}")
-    return found
+    return positional
 
 
 def _names_folder(word: str, *, files: bool) -> bool:

@@ -60,32 +60,40 @@ def blended(current: Any, candidate: Any, gains: tuple[int, int]) -> Any:
     return jax.tree.map(mix, current, candidate)
 
 
-def _work(layout: GraphPaths, run_id: str) -> int:
-    folder = layout.comparisons / run_id
+def _work(graph_paths: GraphPaths, run_id: str) -> int:
+    folder = graph_paths.comparisons / run_id
     asked = comparisons.read_record(folder)
     if asked is None:
         raise FileRefusedError(f"{folder} has no record; nothing is left to compare")
     signal.setitimer(signal.ITIMER_REAL, asked.limit_seconds)  # SIGALRM ends us, whatever hangs
     storage.fault_point("comparing.begun")
-    run = RunPaths(layout.training_runs / asked.run_folder, asked.expert)
-    answers = tuple(_answer(layout, folder, run, question) for question in asked.questions)
+    run_paths = RunPaths(graph_paths.training_runs / asked.run_folder, asked.expert)
+    answers = tuple(
+        _answer(graph_paths, folder, run_paths, question) for question in asked.questions
+    )
     storage.fault_point("comparing.found")
     records.write(comparisons.record_of(folder), replace(asked, answers=answers))
     return 0
 
 
-def _answer(layout: GraphPaths, folder: Path, run: RunPaths, question: Question) -> Evidence:
+def _answer(
+    graph_paths: GraphPaths, folder: Path, run_paths: RunPaths, question: Question
+) -> Evidence:
     try:
         if question.kind == "blend":
-            return _blend(layout, comparisons.blend_of(folder, question.expert), run, question)
-        return _compare(layout, run, question)
+            return _blend(
+                graph_paths, comparisons.blend_of(folder, question.expert), run_paths, question
+            )
+        return _compare(graph_paths, run_paths, question)
     except FlowrlError as error:
         return Unanswered(question=question, why=str(error).partition("\n")[0])
 
 
-def _blend(layout: GraphPaths, folder: Path, run: RunPaths, question: Question) -> Blended:
-    like = checkpoint.like_of(expected_shapes(read_run(run).config))
-    current, candidate = _copies(layout, run, question, like)
+def _blend(
+    graph_paths: GraphPaths, folder: Path, run_paths: RunPaths, question: Question
+) -> Blended:
+    like = checkpoint.like_of(expected_shapes(read_run(run_paths).config))
+    current, candidate = _copies(graph_paths, run_paths, question, like)
     mean = blended(current, candidate, question.gains)
     storage.remove_tree(folder)  # of an earlier launch
     checkpoint.save_expert(folder, mean)
@@ -97,12 +105,12 @@ def _blend(layout: GraphPaths, folder: Path, run: RunPaths, question: Question) 
     )
 
 
-def _compare(layout: GraphPaths, place: RunPaths, question: Question) -> Compared:
+def _compare(graph_paths: GraphPaths, run_paths: RunPaths, question: Question) -> Compared:
     """Let both copies walk the plan of the expert's own skill, with the same luck."""
-    archive, store = place, ExpertStore(layout)
-    if question.expert != place.expert:
+    archive, store = run_paths, ExpertStore(graph_paths)
+    if question.expert != run_paths.expert:
         version = store.manifest().experts[question.expert]
-        archive = layout.archive(question.expert, version.skill)
+        archive = graph_paths.archive(question.expert, version.skill)
     run, _, play = open_plan(archive)
     luck = jax.random.key(int(hashlib.sha256(repr(question).encode()).hexdigest()[:7], 16))
     others, local = load_experts(store, run), run.experts.index(question.expert)
@@ -112,7 +120,7 @@ def _compare(layout: GraphPaths, place: RunPaths, question: Question) -> Compare
         return _figures(play(experts, luck, EPISODES))
 
     like = checkpoint.like_of(expected_shapes(run.config))
-    there, found = map(episodes, _copies(layout, place, question, like))
+    there, found = map(episodes, _copies(graph_paths, run_paths, question, like))
     objective = parse_objective(question.objective or "success=1")
     old, new = (np.array([objective.mean(each) for each in each_of]) for each_of in (there, found))
     return Compared(
@@ -130,13 +138,15 @@ def _figures(tally: Tally) -> list[dict[str, float]]:
     return [dict(zip(EPISODE_MEASURES, map(float, row), strict=True)) for row in of_episodes]
 
 
-def _copies(layout: GraphPaths, place: RunPaths, question: Question, like: Any) -> tuple[Any, Any]:
+def _copies(
+    graph_paths: GraphPaths, run_paths: RunPaths, question: Question, like: Any
+) -> tuple[Any, Any]:
     """The arrays that count and those that the run brings: those that were asked about."""
-    store, run = ExpertStore(layout), read_run(place)
+    store, run = ExpertStore(graph_paths), read_run(run_paths)
     version = store.manifest().experts[question.expert]
     local = Remapping(run.experts).global_to_local[question.expert]
     current = checkpoint.load_expert(store.verify(version), like)
-    candidate = checkpoint.load_expert(place.final(local), like)
+    candidate = checkpoint.load_expert(run_paths.final(local), like)
     for copy, expected in ((current, question.current), (candidate, question.candidate)):
         if checkpoint.array_digest(copy) != expected:
             raise ExpertCorruptError(

@@ -199,9 +199,9 @@ def closest(word: str, known: Iterable[str]) -> str:
     ''
     """
     names = {name.casefold(): name for name in known}
-    found = difflib.get_close_matches(word.casefold(), names, n=3, cutoff=0.6)
-    shown = ", ".join(repr(names[each]) for each in found)
-    return f"; closest {'is' if len(found) == 1 else 'are'} {shown}" if found else ""
+    matches = difflib.get_close_matches(word.casefold(), names, n=3, cutoff=0.6)
+    shown = ", ".join(repr(names[each]) for each in matches)
+    return f"; closest {'is' if len(matches) == 1 else 'are'} {shown}" if matches else ""
 
 
 def divisors_near(number: int, wanted: int) -> tuple[int, ...]:

@@ -67,7 +67,7 @@ Play = Callable[[Any, jax.Array, int], Tally]
 register_results(Tally)
 
 
-def evaluate(layout: GraphPaths, skill: str, *, episodes: int, seed: int) -> EvaluationReport:
+def evaluate(graph_paths: GraphPaths, skill: str, *, episodes: int, seed: int) -> EvaluationReport:
     """Play `episodes` episodes, each in a fresh world of its own.
 
     Raises:
@@ -75,9 +75,9 @@ def evaluate(layout: GraphPaths, skill: str, *, episodes: int, seed: int) -> Eva
       ExpertCorruptError: an expert's files are not those that were merged.
       FalseGainError: a step is done without what its skill gains.
     """
-    store = ExpertStore(layout)
+    store = ExpertStore(graph_paths)
     played = _play(store, skill, episodes=episodes, seed=seed)
-    return _report(layout.root, store.manifest().generation, played)
+    return _report(graph_paths.root, store.manifest().generation, played)
 
 
 def evaluate_runs(
@@ -86,11 +86,11 @@ def evaluate_runs(
     """Evaluate the experts that runs of one plan have left, in the same worlds; none is merged."""
     run, module, play = open_plan(places[0])
     like = checkpoint.like_of(expected_shapes(run.config))
-    for paths in places:
-        finals = map(paths.final, range(len(run.experts)))
+    for run_paths in places:
+        finals = map(run_paths.final, range(len(run.experts)))
         params = stack_experts([checkpoint.load_expert(final, like) for final in finals])
         tallies = _episodes(play, params, episodes=episodes, seed=seed)
-        yield _report(paths.folder, 0, (run, module, tallies))
+        yield _report(run_paths.folder, 0, (run, module, tallies))
 
 
 def _report(
@@ -113,10 +113,10 @@ def _report(
     )
 
 
-def record(layout: GraphPaths, skill: str, *, episodes: int, seed: int) -> Recording:
+def record(graph_paths: GraphPaths, skill: str, *, episodes: int, seed: int) -> Recording:
     """Play as `evaluate` does, and keep the features of each episode's first timesteps."""
     run, _, tallies = _play(
-        ExpertStore(layout), skill, episodes=episodes, seed=seed, watch=_watched
+        ExpertStore(graph_paths), skill, episodes=episodes, seed=seed, watch=_watched
     )
     names = tuple(sorted(tallies[0].seen))
     blocks = [np.stack([tally.seen[name] for name in names], axis=-1) for tally in tallies]
@@ -140,15 +140,17 @@ def _play(
     return run, module, _episodes(play, params, episodes=episodes, seed=seed)
 
 
-def open_plan(paths: RunPaths, watch: Watch | None = None) -> tuple[TrainingRun, TaskModule, Play]:
+def open_plan(
+    run_paths: RunPaths, watch: Watch | None = None
+) -> tuple[TrainingRun, TaskModule, Play]:
     """A run, its module, and what lets experts play its plan.
 
     Raises:
       FileRefusedError: the module is not the one that was generated for the run.
     """
-    run = read_run(paths)
-    check_module(paths, run)
-    module = open_module(paths.module)
+    run = read_run(run_paths)
+    check_module(run_paths, run)
+    module = open_module(run_paths.module)
     config = configs.from_json(PPOConfig, run.config)
     use_compile_cache(config.compile_cache)
     check_backend()
@@ -167,8 +169,8 @@ def load_experts(store: ExpertStore, run: TrainingRun) -> Any:
     versions = store.manifest().experts
     if missing := sorted(set(run.experts) - versions.keys()):
         raise ExpertMissingError(
-            f"{run.skill} was trained with the experts {missing}, which {store.layout.manifest} "
-            "does not name; train them again"
+            f"{run.skill} was trained with the experts {missing}, which "
+            f"{store.graph_paths.manifest} does not name; train them again"
         )
     like = checkpoint.like_of(expected_shapes(run.config))
     return stack_experts(
@@ -224,10 +226,12 @@ def player(
             (obs, state, key, tally), seen = chunk(packed, (obs, state, key, tally))
             if len(chunks) * _CHUNK < RECORDED:
                 chunks.append(jax.tree.map(lambda leaf: np.asarray(leaf)[:, :count], seen))
-        found = jax.tree.map(lambda leaf: np.asarray(leaf)[:count], tally)
+        episodes = jax.tree.map(lambda leaf: np.asarray(leaf)[:count], tally)
         shown = slice(env.num_tasks)
-        found = found._replace(success=found.success[:, shown], lied=found.lied[:, shown])
-        return found._replace(seen=_first_timesteps(chunks) if watch else None)
+        episodes = episodes._replace(
+            success=episodes.success[:, shown], lied=episodes.lied[:, shown]
+        )
+        return episodes._replace(seen=_first_timesteps(chunks) if watch else None)
 
     return play
 
@@ -249,14 +253,14 @@ def _watched(
         return engine.features(names, given)
 
     chances = jax.nn.log_softmax(logits)
-    found = {"plan_step": walk.task, "return": walk.total, "value": values}
-    found["entropy"] = -(jnp.exp(chances) * chances).sum(-1)
+    view = {"plan_step": walk.task, "return": walk.total, "value": values}
+    view["entropy"] = -(jnp.exp(chances) * chances).sum(-1)
     for path, leaf in jax.tree_util.tree_leaves_with_path(jax.vmap(features)(walk)):
         columns = leaf.reshape(leaf.shape[0], -1)
         if columns.shape[1] <= _LARGEST_FEATURE:
             name = jax.tree_util.keystr(path, simple=True, separator=".")
-            found |= {f"{name}.{n}": columns[:, n] for n in range(columns.shape[1])}
-    return {name: value.astype(jnp.float32) for name, value in found.items()}
+            view |= {f"{name}.{n}": columns[:, n] for n in range(columns.shape[1])}
+    return {name: value.astype(jnp.float32) for name, value in view.items()}
 
 
 def _first_timesteps(chunks: list[Any]) -> Any:

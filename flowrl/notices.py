@@ -18,28 +18,31 @@ STAGES = "stages"  # which stage runs; of no account without an orchestrator
 SWEEP = "sweep"  # in a sweep's folder: how far it is
 
 
-def publish(layout: GraphPaths, key: str, text: str) -> None:
+def publish(graph_paths: GraphPaths, key: str, text: str) -> None:
     """Show `text`, without secrets of this process's environment, until it is withdrawn.
 
     The key is a word of lower case letters, digits and `_`.
     """
-    storage.make_dir(layout.notices)
+    storage.make_dir(graph_paths.notices)
     shown = redacted(text, secrets_of(os.environ))[:2_000]
-    records.write(layout.notice(key), {"text": shown})
+    records.write(graph_paths.notice(key), {"text": shown})
 
 
-def withdraw(layout: GraphPaths, key: str) -> None:
+def withdraw(graph_paths: GraphPaths, key: str) -> None:
     """Remove a notice, if it is there."""
-    storage.remove_file(layout.notice(key))
+    storage.remove_file(graph_paths.notice(key))
 
 
-def read(layout: GraphPaths) -> Mapping[str, str]:
+def read(graph_paths: GraphPaths) -> Mapping[str, str]:
     """Return all notices by key, sorted; the text of a damaged one is the error."""
-    return {path.stem: _text(layout, path.stem) for path in sorted(layout.notices.glob("*.json"))}
+    return {
+        path.stem: _text(graph_paths, path.stem)
+        for path in sorted(graph_paths.notices.glob("*.json"))
+    }
 
 
-def _text(layout: GraphPaths, key: str) -> str:
+def _text(graph_paths: GraphPaths, key: str) -> str:
     try:
-        return str(records.read_document(layout.notice(key)).get("text"))
+        return str(records.read_document(graph_paths.notice(key)).get("text"))
     except FileRefusedError as error:
         return f"a notice cannot be read: {error}"

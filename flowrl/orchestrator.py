@@ -58,16 +58,16 @@ class OrchestratorCommand(GraphCommand):
         stages = [(name, self._words(name)) for name in names]
         for name in [name for name in _NAMES if getattr(self, name) and name not in names]:
             raise ConfigError(f"--{name} is given, and {name} is none of --stages {self.stages}")
-        layout = GraphPaths(self.graph_path)
-        with held(layout.stages_lock, timeout_seconds=1.0):
+        graph_paths = GraphPaths(self.graph_path)
+        with held(graph_paths.stages_lock, timeout_seconds=1.0):
             for number, (name, words) in enumerate(stages, start=1):
                 text = f"stage {number} of {len(stages)}: {name} ({', '.join(names)})"
-                notices.publish(layout, notices.STAGES, text)
+                notices.publish(graph_paths, notices.STAGES, text)
                 logger.info(text)
                 if code := _run(name, words):
                     logger.error("%s has ended with %d; the rest was not begun", text, code)
                     return code
-            notices.withdraw(layout, notices.STAGES)
+            notices.withdraw(graph_paths, notices.STAGES)
         return 0
 
     def _words(self, name: str) -> tuple[str, ...]:

@@ -303,13 +303,13 @@ class SweepPaths(GraphPaths):
 
 def existing_graph(graph_path: Path) -> GraphPaths:
     """Return the paths of a graph; raises FileRefusedError where there is none."""
-    layout = GraphPaths(graph_path)
-    if not (layout.checkpoints.is_dir() or layout.scheduler_state.is_file()):
+    graph_paths = GraphPaths(graph_path)
+    if not (graph_paths.checkpoints.is_dir() or graph_paths.scheduler_state.is_file()):
         raise FileRefusedError(
-            f"{layout.root} is no graph: it has neither checkpoints/ nor scheduler_state.json; "
-            "name the folder of a graph (GRAPH comes first)"
+            f"{graph_paths.root} is no graph: it has neither checkpoints/ nor "
+            "scheduler_state.json; name the folder of a graph (GRAPH comes first)"
         )
-    return layout
+    return graph_paths
 
 
 def graph_or_sweep(root: Path) -> GraphPaths:

@@ -58,15 +58,15 @@ def refuse_other_form(config: TrainConfig) -> None:
     Raises:
       ConfigError: the run would begin anew.
     """
-    alone, paths = config.ppo.replicas == 1, config.paths
-    saved = [paths.rounds] if alone else list(paths.folder.glob("*_policies/resume"))
+    alone, run_paths = config.ppo.replicas == 1, config.run_paths
+    saved = [run_paths.rounds] if alone else list(run_paths.folder.glob("*_policies/resume"))
     if not config.resume:
         for folder in saved:
             storage.remove_tree(folder)
     elif any(path for folder in saved for path in folder.glob("*")):
         before = "replicas" if alone else "one trainer"
         raise ConfigError(
-            f"--replicas {config.ppo.replicas}: {paths.folder} was begun by {before}; give "
+            f"--replicas {config.ppo.replicas}: {run_paths.folder} was begun by {before}; give "
             "--replicas as before, or --no-resume to begin anew"
         )
 

@@ -47,7 +47,7 @@ def _is_token(value: str) -> bool:
 
 def secrets_of(environ: Mapping[str, str], passed: Collection[str] = ()) -> tuple[str, ...]:
     """Return all spellings of the secrets in an environment, the longest first."""
-    found: set[str] = set()
+    secrets: set[str] = set()
     for name, value in environ.items():
         whole = [value] if is_secret(name, passed) or _is_token(value.strip()) else []
         url = value if "://" in value or not name.lower().endswith("_proxy") else f"://{value}"
@@ -56,8 +56,8 @@ def secrets_of(environ: Mapping[str, str], passed: Collection[str] = ()) -> tupl
             *whole,
             *(part for word in words for part in (word, word.partition(":")[2])),
         ):
-            found |= _spellings(secret) | _spellings(unquote(secret))
-    return tuple(sorted(found, key=lambda word: (-len(word), word)))
+            secrets |= _spellings(secret) | _spellings(unquote(secret))
+    return tuple(sorted(secrets, key=lambda word: (-len(word), word)))
 
 
 def has_secret(name: str, value: str) -> bool:

@@ -286,7 +286,7 @@ class TrainConfig(Configuration):
     """Number of this replica, by which the run's first process starts it."""
 
     @property
-    def paths(self) -> RunPaths:
+    def run_paths(self) -> RunPaths:
         """The run's folder; of no file that names the expert."""
         return RunPaths(self.module_path.absolute().parent, 0)
 
@@ -311,27 +311,29 @@ class TrainConfig(Configuration):
     def _recorded(self) -> TrainConfig:
         """The defaults, over which run.json comes if there is one."""
         base = TrainConfig(module_path=self.module_path)
-        if not self.paths.run_json.exists():
+        if not self.run_paths.run_json.exists():
             return base
         try:
-            return replace(base, ppo=from_json(PPOConfig, read_run(self.paths).config))
+            return replace(base, ppo=from_json(PPOConfig, read_run(self.run_paths).config))
         except ConfigError as error:
-            raise FileRefusedError(f"{self.paths.run_json}: {error}; retry the skill") from error
+            raise FileRefusedError(
+                f"{self.run_paths.run_json}: {error}; retry the skill"
+            ) from error
 
     def record(self) -> None:
         """Write down in run.json with which settings the run is trained, if with others."""
-        if not self.paths.run_json.exists():
+        if not self.run_paths.run_json.exists():
             return
         own, recorded = flags(self.ppo), flags(self._recorded)
         names = [name for name in own if own[name] != recorded[name] and name not in _OF_LAUNCH]
         if names:
             others = {name: own[name] for name in names}
             said = " ".join(f"--{name} {value}" for name, value in others.items())
-            logger.warning("%s now says %s, as the command line", self.paths.run_json, said)
-            run = read_run(self.paths)
+            logger.warning("%s now says %s, as the command line", self.run_paths.run_json, said)
+            run = read_run(self.run_paths)
             origins = {**run.origins, **dict.fromkeys(others, "command line")}
             config = {**run.config, **records.to_json(others)}
-            write_run(self.paths, replace(run, config=config, origins=origins))
+            write_run(self.run_paths, replace(run, config=config, origins=origins))
 
     def problems(self) -> Iterator[str]:
         """Check whether the processes can share the devices."""
@@ -362,53 +364,53 @@ class TrainConfig(Configuration):
         return replace(self.ppo, num_devices=max(self.ppo.num_devices, least))
 
 
-def write_run(layout: RunPaths, run: TrainingRun, *, durable: bool = True) -> None:
+def write_run(run_paths: RunPaths, run: TrainingRun, *, durable: bool = True) -> None:
     """Write run.json."""
-    records.write(layout.run_json, run, durable=durable)
+    records.write(run_paths.run_json, run, durable=durable)
 
 
-def read_run(layout: RunPaths) -> TrainingRun:
+def read_run(run_paths: RunPaths) -> TrainingRun:
     """Read run.json."""
-    return records.read(layout.run_json, TrainingRun)
+    return records.read(run_paths.run_json, TrainingRun)
 
 
-def check_module(layout: RunPaths, run: TrainingRun) -> None:
+def check_module(run_paths: RunPaths, run: TrainingRun) -> None:
     """Raise FileRefusedError unless a run's module is the one that was generated for it."""
-    found = hashlib.sha256(storage.read_bytes(layout.module)).hexdigest()
-    if run.module_sha256 != found:
+    digest = hashlib.sha256(storage.read_bytes(run_paths.module)).hexdigest()
+    if run.module_sha256 != digest:
         raise FileRefusedError(
-            f"{layout.module} is not the module that {layout.run_json} names: it is damaged or was "
-            "edited; restore it from a copy, or train the skill again"
+            f"{run_paths.module} is not the module that {run_paths.run_json} names: it is damaged "
+            "or was edited; restore it from a copy, or train the skill again"
         )
 
 
-def write_result(layout: RunPaths, result: RunResult) -> None:
+def write_result(run_paths: RunPaths, result: RunResult) -> None:
     """Write result.json; call it last."""
-    records.write(layout.result_json, result)
+    records.write(run_paths.result_json, result)
 
 
-def read_result(layout: RunPaths) -> RunResult:
+def read_result(run_paths: RunPaths) -> RunResult:
     """Read result.json; a trainer of your own may leave its seal out."""
-    return records.read(layout.result_json, RunResult, sealed=False)
+    return records.read(run_paths.result_json, RunResult, sealed=False)
 
 
-def write_progress(layout: RunPaths, progress: Progress) -> None:
+def write_progress(run_paths: RunPaths, progress: Progress) -> None:
     """Write progress.json."""
-    records.write(layout.progress, progress)
+    records.write(run_paths.progress, progress)
 
 
-def read_progress(layout: RunPaths) -> Progress | None:
+def read_progress(run_paths: RunPaths) -> Progress | None:
     """Read progress.json; None until the trainer has written it."""
-    if not layout.progress.exists():
+    if not run_paths.progress.exists():
         return None
-    return records.read(layout.progress, Progress, sealed=False)
+    return records.read(run_paths.progress, Progress, sealed=False)
 
 
-def progress_of(layout: RunPaths, run_id: str) -> Progress | None:
+def progress_of(run_paths: RunPaths, run_id: str) -> Progress | None:
     """The newest figures of this run; None if they are missing, another run's, or unreadable."""
     with suppress(FileRefusedError):
-        found = read_progress(layout)
-        return found if found is not None and found.run_id == run_id else None
+        progress = read_progress(run_paths)
+        return progress if progress is not None and progress.run_id == run_id else None
     return None
 
 

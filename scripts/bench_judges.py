@@ -47,13 +47,13 @@ def trained(folder: Path, skills: int) -> GraphPaths:
     return GraphPaths(root)
 
 
-def played(graph: GraphPaths, seed: int, episodes: int) -> dict[str, Labelled]:
+def played(graph_paths: GraphPaths, seed: int, episodes: int) -> dict[str, Labelled]:
     """The beginnings of each skill's episodes, and their outcomes."""
     found = {}
-    for version in ExpertStore(graph).manifest().experts.values():
-        path = graph.root.parent / f"{slug(version.skill)}.{seed}.{episodes}.safetensors"
+    for version in ExpertStore(graph_paths).manifest().experts.values():
+        path = graph_paths.root.parent / f"{slug(version.skill)}.{seed}.{episodes}.safetensors"
         if not path.exists():
-            made = record(graph, version.skill, episodes=episodes, seed=seed)
+            made = record(graph_paths, version.skill, episodes=episodes, seed=seed)
             path.write_bytes(made.to_bytes())
         found[version.skill] = Recording.from_bytes(version.skill, path.read_bytes()).prefixes()
     return found
@@ -112,11 +112,14 @@ def by_size(learn: Labelled, unseen: Labelled, sizes: Sequence[int]) -> list[Row
 
 
 def on_held_out_skills(
-    graph: GraphPaths, learn: dict[str, Labelled], unseen: dict[str, Labelled], held: Sequence[str]
+    graph_paths: GraphPaths,
+    learn: dict[str, Labelled],
+    unseen: dict[str, Labelled],
+    held: Sequence[str],
 ) -> list[Row]:
-    store = ExpertStore(graph)
+    store = ExpertStore(graph_paths)
     archives = [store.archive_of(skill) for skill in learn]
-    rule = RuleJudge({read_run(place).skill: read_result(place) for place in archives})
+    rule = RuleJudge({read_run(run_paths).skill: read_result(run_paths) for run_paths in archives})
     items, labels = mixed([part for skill, part in learn.items() if skill not in held])
     small, large, _, _ = learned(items, labels)
     tune = slice(len(items) * 3 // 4, None)
@@ -156,13 +159,13 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("exp/bench_judges"))
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
-    graph = trained(args.folder, 2 if args.small else SKILLS)
+    graph_paths = trained(args.folder, 2 if args.small else SKILLS)
     asked = [(seed, 256 if args.small else episodes) for seed, episodes in (LEARN, UNSEEN)]
-    learn, unseen = (played(graph, *each) for each in asked)
+    learn, unseen = (played(graph_paths, *each) for each in asked)
     sizes = (200,) if args.small else SIZES
     rows = by_size(mixed([*learn.values()]), mixed([*unseen.values()]), sizes)
     held = [*learn][-1:] if args.small else HELD_OUT
-    rows += on_held_out_skills(graph, learn, unseen, held)
+    rows += on_held_out_skills(graph_paths, learn, unseen, held)
     report("judges", rows, args.json)
 
 

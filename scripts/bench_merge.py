@@ -77,7 +77,7 @@ class Bench:
     def __init__(self, place: Path, size: Size, rounds: int) -> None:
         self._size = size
         self._place = place
-        self._layout = GraphPaths(place / "graph")
+        self._graph_paths = GraphPaths(place / "graph")
         self._graph = SkillGraph([_skill(number) for number in range(EXPERTS)])
         self._made = self._save(rounds + 1)
         self._commit_first()
@@ -92,8 +92,8 @@ class Bench:
         assert self._ready is not None
         before = _written_bytes()
         merge_run(
-            self._layout,
-            self._ready.layout,
+            self._graph_paths,
+            self._ready.run_paths,
             self._ready.run.skill,
             accounting="acted",
             rule=frame_count,
@@ -117,7 +117,7 @@ class Bench:
         for left in (*self._place.glob("copies*"), *self._place.glob("same")):
             shutil.rmtree(left)
         self._ready = ready = self._finished()
-        finals = ready.layout.finals
+        finals = ready.run_paths.finals
         shutil.copytree(finals, self._place / "same", copy_function=os.link)
         start_reader()  # as the scheduler does, long before the next run ends
         time.sleep(_READER_LOADS_SECONDS)
@@ -125,7 +125,7 @@ class Bench:
     def archive(self) -> None:
         """Put away the run that was merged last, if there is one."""
         if self._ready is not None:
-            act = partial(archive_run, self._layout, self._ready.layout)
+            act = partial(archive_run, self._graph_paths, self._ready.run_paths)
             self.archiving.append(seconds_of(act))
 
     def _save(self, sets: int) -> list[tuple[Path, dict[str, str]]]:
@@ -156,14 +156,14 @@ class Bench:
                     folder=folder,
                 )
             )
-        ExpertStore(self._layout).commit("first", candidates, rule=frame_count)
+        ExpertStore(self._graph_paths).commit("first", candidates, rule=frame_count)
         self._made.pop()
 
     def _finished(self) -> PreparedRun:
         """A run's folder as a trainer leaves it; each run acts more than the one before."""
         attempt = next(self._attempts)
         ready = prepare_training_run(
-            layout=self._layout,
+            graph_paths=self._graph_paths,
             graph=self._graph,
             skill=f"Skill {NEW}",
             expert=NEW,
@@ -171,15 +171,15 @@ class Bench:
             completed={f"Skill {expert}": expert for expert in range(NEW)},
             config=self._size.config,
         )
-        ready.layout.finals.mkdir(parents=True)
+        ready.run_paths.finals.mkdir(parents=True)
         reports = []
         for local, expert in enumerate(ready.run.experts):
             folder, told = self._made.pop()
-            folder.rename(ready.layout.final(local))
+            folder.rename(ready.run_paths.final(local))
             reports.append(
                 ExpertReport(expert=expert, acted=attempt, shapes=self._size.shapes, **told)
             )
-        write_result(ready.layout, _result(ready, tuple(reports)))
+        write_result(ready.run_paths, _result(ready, tuple(reports)))
         return ready
 
 

@@ -64,7 +64,7 @@ def round_row(folder: Path, *, replicas: int = 3, repeats: int = 9) -> Row:
 def trained(folder: Path, config: PPOConfig) -> RunResult:
     """Train the skill in a new graph; returns its result."""
     ready = prepare_training_run(
-        layout=GraphPaths(folder),
+        graph_paths=GraphPaths(folder),
         graph=SkillGraph([load_library(config.env_name)[WOOD]]),
         skill=WOOD,
         expert=0,
@@ -72,11 +72,11 @@ def trained(folder: Path, config: PPOConfig) -> RunResult:
         completed={},
         config=config,
     )
-    module = ("--module_path", str(ready.layout.module))
+    module = ("--module_path", str(ready.run_paths.module))
     command = (sys.executable, "-m", "flowrl.ppo_flow", *module, *to_argv(config))
     env = {**os.environ, "JAX_PLATFORMS": "cpu"}
     subprocess.run(command, env=env, check=True, stderr=subprocess.DEVNULL)
-    return read_result(ready.layout)
+    return read_result(ready.run_paths)
 
 
 def learning_rows(folder: Path, seeds: range, every: list[int]) -> list[Row]:

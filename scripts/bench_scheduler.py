@@ -147,7 +147,7 @@ def idle(folder: Path, *, small: bool) -> list[Row]:
             scheduler.wait()
             scheduler.tick()
         share = (time.process_time() - worked) / (time.monotonic() - began)
-        send_request(scheduler.layout, Verb.STOP_NOW)
+        send_request(scheduler.graph_paths, Verb.STOP_NOW)
     return [Row(case=f"idle with {sessions} sessions", ours=100 * share, unit="% of a core")]
 
 
@@ -169,7 +169,7 @@ def state_of_many(folder: Path, *, small: bool) -> list[Row]:
         scheduler.set_callbacks(backend=SleepingBackend(folder))
         scheduler.tick()  # one skill takes the only slot, and the others wait
         ticks = [seconds_of(scheduler.tick) for _ in range(100)]
-        send_request(scheduler.layout, Verb.STOP_NOW)
+        send_request(scheduler.graph_paths, Verb.STOP_NOW)
         scheduler.run()
     tick = Row(case="idle tick, 1,000 skills", ours=1e3 * statistics.median(ticks), unit="ms")
     if small:

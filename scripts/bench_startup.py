@@ -125,12 +125,14 @@ def beside(cache: Path) -> Path:
 
 def ours(module: Path, cache: Path, *flags: str, **variables: str) -> tuple[float, float]:
     """Seconds, and CPU seconds, until the trainer has written down its first update."""
-    layout = RunPaths(module.parent, int(module.stem))
-    layout.metrics.unlink(missing_ok=True)
+    run_paths = RunPaths(module.parent, int(module.stem))
+    run_paths.metrics.unlink(missing_ok=True)
     flags = (f"--module_path={module}", *trainer_flags(), "--no-resume", *flags)
     words = ["-m", "flowrl.ppo_flow", *flags]
     env = child_env(environ=environment(cache) | variables)
-    return timed(words, env, lambda: layout.metrics.exists() and layout.metrics.stat().st_size > 0)
+    return timed(
+        words, env, lambda: run_paths.metrics.exists() and run_paths.metrics.stat().st_size > 0
+    )
 
 
 def baseline(module: Path, cache: Path) -> tuple[float, float]:
@@ -182,9 +184,9 @@ def be_the_baseline(module: Path) -> None:
 def module_of(folder: Path, skill: str) -> Path:
     """The generated module of the run of a library skill that needs no other."""
     config = PPOConfig()
-    layout = GraphPaths(folder)
+    graph_paths = GraphPaths(folder)
     prepare_training_run(
-        layout=layout,
+        graph_paths=graph_paths,
         graph=SkillGraph(load_library(config.env_name, None).values()),
         skill=skill,
         expert=0,
@@ -192,7 +194,7 @@ def module_of(folder: Path, skill: str) -> Path:
         completed={},
         config=config,
     )
-    return next(layout.training_runs.glob("*/0.py"))
+    return next(graph_paths.training_runs.glob("*/0.py"))
 
 
 def trainer_flags() -> list[str]:
@@ -222,11 +224,11 @@ def graph_share(graph: Path, cache: Path) -> tuple[float, float]:
     started, lasted, first_start = 0.0, 0.0, math.inf
     ends = ends_of(graph)
     for folder in sorted((graph / "skills").iterdir()):
-        layout = RunPaths(folder, int(folder.name.partition("_")[0]))
-        lines = [json.loads(line) for line in layout.metrics.read_text().splitlines()]
+        run_paths = RunPaths(folder, int(folder.name.partition("_")[0]))
+        lines = [json.loads(line) for line in run_paths.metrics.read_text().splitlines()]
         update = lines[1]["seconds"] - lines[0]["seconds"] if len(lines) > 1 else 0.0
         started += lines[0]["seconds"] - update
-        result = runs.read_result(layout)
+        result = runs.read_result(run_paths)
         lasted += result.wall_seconds
         first_start = min(first_start, ends[result.run_id] - result.wall_seconds)
     ahead = PLACES * (first_start - began)

@@ -33,7 +33,7 @@ class Chain:
     """Pairs of skills, the second of which needs the first; one run at a time."""
 
     def __init__(self, folder: Path, *, pairs: int) -> None:
-        self._layout = GraphPaths(folder / "graph")
+        self._graph_paths = GraphPaths(folder / "graph")
         self._pairs = pairs
         self.ended: list[float] = []  # when the first run of each pair ended, once all have run
         self._config = with_flags(
@@ -62,10 +62,10 @@ class Chain:
             )
         ]
         graph = SkillGraph(skills)
-        backend = _Backend(self._layout, self._config, graph)
+        backend = _Backend(self._graph_paths, self._config, graph)
         backend.made = self._made
         with SkillScheduler(
-            self._layout.root, launcher=launcher, max_parallel_skills=1
+            self._graph_paths.root, launcher=launcher, max_parallel_skills=1
         ) as scheduler:
             scheduler.set_callbacks(backend=backend)
             for skill in skills:
@@ -89,7 +89,7 @@ class _Backend(TrainingBackend):
 
     def merge(self, task: RunRequest) -> Mapping[str, Any]:
         """Note when the run's trainer began and ended before its folder goes."""
-        folder = self._layout.run(task.expert, task.skill).folder
+        folder = self._graph_paths.run(task.expert, task.skill).folder
         if folder.is_dir():
             self.moments[task.skill] = {
                 name: float((folder / name).read_text()) for name in ("began", "ended")
@@ -99,7 +99,7 @@ class _Backend(TrainingBackend):
     def job_of(self, prepared: PreparedRun, request: RunRequest) -> Job:
         """The job of a stand-in for the trainer, which writes when it began."""
         job = super().job_of(prepared, request)
-        module = str(prepared.layout.module.resolve())
+        module = str(prepared.run_paths.module.resolve())
         script = str(HERE / "stand_in_trainer.py")
         trainer = (sys.executable, "-I", "-S", script, str(self.made.resolve()), module)
         argv = ("/bin/sh", "-c", NOTED, str(job.folder), *trainer)

@@ -71,11 +71,11 @@ def tour(legs: int) -> tuple[PlannedStep, ...]:
 def opened(plan: Sequence[PlannedStep], config: PPOConfig) -> Opened:
     """The run of a plan, with fresh experts in fresh environments."""
     with tempfile.TemporaryDirectory() as folder:
-        layout = _run_folder(Path(folder), plan, config)
+        run_paths = _run_folder(Path(folder), plan, config)
         config = with_shards(config)
-        train_config = TrainConfig(ppo=config, module_path=layout.module)
+        train_config = TrainConfig(ppo=config, module_path=run_paths.module)
         trainer.use_compile_cache(config.compile_cache)
-        module = load_module(layout.module)
+        module = load_module(run_paths.module)
         env, programs = trainer.open_env(config, module)
         assignment = read_assignment(train_config, module)
         learner, *_ = trainer.prepare(
@@ -108,9 +108,9 @@ def _run_folder(folder: Path, plan: Sequence[PlannedStep], config: PPOConfig) ->
         ancestors=(),
         config={"env_name": config.env_name},
     )
-    layout = RunPaths(folder, run.expert)
-    layout.module.write_text(generate_module_with_remapping(run, _skills(config)))
-    return layout
+    run_paths = RunPaths(folder, run.expert)
+    run_paths.module.write_text(generate_module_with_remapping(run, _skills(config)))
+    return run_paths
 
 
 def _skills(config: PPOConfig) -> dict[str, Skill]:

@@ -42,10 +42,10 @@ from tests.parallel.making import PICKAXE, TABLE, WOOD, train
 
 @pytest.fixture(scope="module")
 def merged(tmp_path_factory) -> GraphPaths:
-    layout = GraphPaths(tmp_path_factory.mktemp("merged") / "graph")
-    train(layout, WOOD, 0, {}, acted={0: 50})
-    train(layout, TABLE, 1, {WOOD: 0}, acted={0: 10, 1: 20})
-    return layout
+    graph_paths = GraphPaths(tmp_path_factory.mktemp("merged") / "graph")
+    train(graph_paths, WOOD, 0, {}, acted={0: 50})
+    train(graph_paths, TABLE, 1, {WOOD: 0}, acted={0: 10, 1: 20})
+    return graph_paths
 
 
 @pytest.fixture(scope="module")

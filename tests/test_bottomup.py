@@ -25,10 +25,10 @@ def test_skills_are_trained_one_after_another_without_tmux(tmp_path, monkeypatch
     monkeypatch.setattr(training, "TrainingBackend", StandInBackend)
     monkeypatch.setenv("PATH", "")
     place = Place(tmp_path)
-    assert bottomup.main([f"--graph_path={place.layout.root}", "--target_skill", TABLE]) == 0
+    assert bottomup.main([f"--graph_path={place.graph_paths.root}", "--target_skill", TABLE]) == 0
     assert place.launches() == [WOOD, TABLE]
     assert set(place.statuses().values()) == {"completed"}
-    assert notices.read(place.layout)["requested"] == (
+    assert notices.read(place.graph_paths)["requested"] == (
         "skills asked for: 2, added one by one; goal: 80% success in training; slots: 1"
     )
 
@@ -37,13 +37,13 @@ def test_skills_are_trained_one_after_another_without_tmux(tmp_path, monkeypatch
 def test_notices_tell_the_slots_of_this_start(tmp_path, monkeypatch):
     monkeypatch.setattr(training, "TrainingBackend", StandInBackend)
     place = Place(tmp_path)
-    words = [f"--graph_path={place.layout.root}", "--target_skill", WOOD, "--launcher=local"]
+    words = [f"--graph_path={place.graph_paths.root}", "--target_skill", WOOD, "--launcher=local"]
     assert bottomup_parallel.main([*words, "--auto_scaling"]) == 0
-    shown = notices.read(place.layout)
+    shown = notices.read(place.graph_paths)
     assert shown["scaling"] == "runs side by side: 1 of 1 to 3"
     assert shown["requested"] == "skills asked for: 1; goal: 80% success in training"
     assert bottomup_parallel.main(words) == 0
-    shown = notices.read(place.layout)
+    shown = notices.read(place.graph_paths)
     assert "scaling" not in shown
     assert shown["requested"].endswith("; slots: 3")
 

@@ -35,7 +35,7 @@ def trained(tmp_path_factory):
     place = Place(tmp_path_factory.mktemp("canary"))
     socket = str(place.folder / "socket")
     words = [
-        *(sys.executable, "-m", "tests.leaking_story", f"--graph_path={place.layout.root}"),
+        *(sys.executable, "-m", "tests.leaking_story", f"--graph_path={place.graph_paths.root}"),
         *(f"--target_skill={FAILING}", "--max_retries=1", "--retry_backoff=0.01", "--use_wandb"),
         *(f"--tmux_socket={socket}", "--pass_env", *PASSED),
     ]
@@ -63,7 +63,7 @@ def everything(root: Path) -> list[Path]:
 def test_the_trainers_have_talked(trained):
     """Or else the tests below would show nothing."""
     place, _ = trained
-    paths = list(place.layout.root.rglob("training.log"))
+    paths = list(place.graph_paths.root.rglob("training.log"))
     assert len(paths) == 3, "one archived, two failed"
     last = "401 for [redacted] and [redacted]"
     until(lambda: sum(path.read_text().count(last) for path in paths) == 2)
@@ -77,18 +77,18 @@ def test_the_trainers_have_talked(trained):
 def test_no_canary_is_anywhere_in_the_graph(trained, name):
     place, said = trained
     word = CANARIES[name].encode()
-    assert [path for path in everything(place.layout.root) if word in path.read_bytes()] == []
+    assert [path for path in everything(place.graph_paths.root) if word in path.read_bytes()] == []
     assert CANARIES[name] not in said
 
 
 def test_the_names_of_passed_variables_are_recorded_and_not_their_values(trained):
     place, _ = trained
-    text = place.layout.config_json.read_text()
+    text = place.graph_paths.config_json.read_text()
     assert all(name in text for name in PASSED)
 
 
 def test_everything_is_for_its_owner_alone(trained):
     place, _ = trained
-    for path in [place.layout.root, *place.layout.root.rglob("*")]:
+    for path in [place.graph_paths.root, *place.graph_paths.root.rglob("*")]:
         mode = stat.S_IMODE(path.lstat().st_mode)
         assert mode == (0o700 if path.is_dir() else 0o600), f"{path} {mode:o}"

@@ -35,9 +35,9 @@ GRAPH = SkillGraph(
 )
 
 
-def run_of(layout: GraphPaths, skill: str, expert: int) -> PreparedRun:
+def run_of(graph_paths: GraphPaths, skill: str, expert: int) -> PreparedRun:
     return prepare_training_run(
-        layout=layout,
+        graph_paths=graph_paths,
         graph=GRAPH,
         skill=skill,
         expert=expert,
@@ -50,8 +50,8 @@ def run_of(layout: GraphPaths, skill: str, expert: int) -> PreparedRun:
 def finished(ready: PreparedRun, *, action: int, acted: int) -> PreparedRun:
     """The run brings back an expert 0 that nearly always does one thing."""
     new = ready.run.expert
-    result = finish(ready.layout, {0: acted, new: 1} if new else {0: acted})
-    folder = ready.layout.final(0)
+    result = finish(ready.run_paths, {0: acted, new: 1} if new else {0: acted})
+    folder = ready.run_paths.final(0)
     storage.remove_tree(folder)
     values = tuple(9.0 + acted / 1000 if number == action else 0.0 for number in range(17))
     make_expert(folder, f"{acted} frames", values=values)
@@ -59,16 +59,18 @@ def finished(ready: PreparedRun, *, action: int, acted: int) -> PreparedRun:
     report = dataclasses.replace(
         result.experts[0], sha256=storage.tree_digest(folder), content=content_digest(folder)
     )
-    write_result(ready.layout, dataclasses.replace(result, experts=(report, *result.experts[1:])))
-    assert read_result(ready.layout).experts[0] == report
+    write_result(
+        ready.run_paths, dataclasses.replace(result, experts=(report, *result.experts[1:]))
+    )
+    assert read_result(ready.run_paths).experts[0] == report
     return ready
 
 
-def merged_at_last(layout: GraphPaths, ready: PreparedRun, rule: MergeRule = GATE) -> dict:
-    folder = layout.comparisons / ready.run.run_id
+def merged_at_last(graph_paths: GraphPaths, ready: PreparedRun, rule: MergeRule = GATE) -> dict:
+    folder = graph_paths.comparisons / ready.run.run_id
     while True:
         try:
-            return merge(layout, ready, merge_policy=rule)["experts"][0]
+            return merge(graph_paths, ready, merge_policy=rule)["experts"][0]
         except ComparingError:
             comparisons.LAUNCHER.wait([comparisons.LAUNCHED[folder]], timeout_seconds=1.0)
 
@@ -77,30 +79,30 @@ def merged_at_last(layout: GraphPaths, ready: PreparedRun, rule: MergeRule = GAT
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("worse_too", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_of_two_copies_the_one_that_does_better_in_the_same_worlds_counts(tmp_path, worse_too):
-    layout = GraphPaths(tmp_path / "graph")
-    merge(layout, finished(run_of(layout, SAPLING, 0), action=NOTHING, acted=50))
-    runs = [run_of(layout, f"Skill {name}", expert) for expert, name in enumerate("abc", 1)]
+    graph_paths = GraphPaths(tmp_path / "graph")
+    merge(graph_paths, finished(run_of(graph_paths, SAPLING, 0), action=NOTHING, acted=50))
+    runs = [run_of(graph_paths, f"Skill {name}", expert) for expert, name in enumerate("abc", 1)]
     idle = finished(runs[0], action=NOTHING, acted=40)
     better = finished(runs[1], action=DO, acted=10)
     worse = finished(runs[2], action=NOTHING, acted=900)
-    assert merge(layout, idle, merge_policy=GATE)["experts"][0]["verdict"] == "take"
-    found = merged_at_last(layout, better)
+    assert merge(graph_paths, idle, merge_policy=GATE)["experts"][0]["verdict"] == "take"
+    found = merged_at_last(graph_paths, better)
     assert (found["verdict"], found["frames"]) == ("take", 60), found
     assert found["why"].startswith("better: it succeeded alone in ")
     assert found["why"].endswith(f" of {EPISODES} worlds, what is there in 0")
     if worse_too:
         limited = partial(eval_gate, objective="success=1,deaths=0.1,success>=0.5")
-        found = merged_at_last(layout, worse, limited)
+        found = merged_at_last(graph_paths, worse, limited)
         assert (found["verdict"], found["frames"]) == ("keep", 60), found
         assert found["why"] == "the run's breaks a limit: success is 0, not >= 0.5"
 
 
 def test_no_copy_plays_a_module_that_was_changed(tmp_path):
     ready = run_of(GraphPaths(tmp_path / "graph"), SAPLING, 0)
-    with ready.layout.module.open("a") as file:
+    with ready.run_paths.module.open("a") as file:
         file.write("\n")
     with pytest.raises(FileRefusedError, match="is not the module that"):
-        open_plan(ready.layout)
+        open_plan(ready.run_paths)
 
 
 VALUES = st.lists(

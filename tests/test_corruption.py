@@ -52,30 +52,30 @@ def place() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def graph(place) -> GraphPaths:
+def graph_paths(place) -> GraphPaths:
     """Experts 0 and 1 have an earlier version, expert 2 has none."""
-    layout = GraphPaths(place / "graph")
-    train(layout, WOOD, {0: 50})
-    train(layout, TABLE, {0: 10, 1: 20})
-    train(layout, PICKAXE, {1: 5, 2: 30})
-    book = SkillSources(layout)
+    graph_paths = GraphPaths(place / "graph")
+    train(graph_paths, WOOD, {0: 50})
+    train(graph_paths, TABLE, {0: 10, 1: 20})
+    train(graph_paths, PICKAXE, {1: 5, 2: 30})
+    book = SkillSources(graph_paths)
     for skill in COMPLETED:
         book.record(LIBRARY[skill])
     facts = {"format": 1, "env_name": "Craftax-Classic-Symbolic-v1"}
-    records.write(layout.config_json, facts)
-    recover_state(layout)
-    storage.append_line(layout.events, '{"skill": "Collect Wood"}')
-    assert inspect(layout) == ()
-    return layout
+    records.write(graph_paths.config_json, facts)
+    recover_state(graph_paths)
+    storage.append_line(graph_paths.events, '{"skill": "Collect Wood"}')
+    assert inspect(graph_paths) == ()
+    return graph_paths
 
 
-def train(layout: GraphPaths, skill: str, acted: Mapping[int, int]) -> None:
+def train(graph_paths: GraphPaths, skill: str, acted: Mapping[int, int]) -> None:
     """Prepare, finish and merge a run whose experts are Orbax checkpoints."""
-    ready = prepare(layout, skill, COMPLETED[skill], COMPLETED)
-    result = finish(ready.layout, acted)
+    ready = prepare(graph_paths, skill, COMPLETED[skill], COMPLETED)
+    result = finish(ready.run_paths, acted)
     reports = list(result.experts)
     for local, expert in enumerate(ready.run.experts):
-        folder = ready.layout.final(local)
+        folder = ready.run_paths.final(local)
         if expert in acted:
             storage.remove_tree(folder)
             checkpoint.save_expert(folder, an_expert(seed=sum(acted.values()) + expert))
@@ -85,8 +85,8 @@ def train(layout: GraphPaths, skill: str, acted: Mapping[int, int]) -> None:
             sha256=storage.tree_digest(folder),
             content=checkpoint.array_digest(arrays),
         )
-    write_result(ready.layout, dataclasses.replace(result, experts=tuple(reports)))
-    merge(layout, ready)
+    write_result(ready.run_paths, dataclasses.replace(result, experts=tuple(reports)))
+    merge(graph_paths, ready)
 
 
 def an_expert(seed: int) -> dict[str, Any]:
@@ -99,17 +99,17 @@ def an_expert(seed: int) -> dict[str, Any]:
     return tree
 
 
-def committed(layout: GraphPaths) -> list[str]:
+def committed(graph_paths: GraphPaths) -> list[str]:
     """Every file that is kept, below the graph's folder."""
-    files = (path for path in sorted(layout.root.rglob("*")) if path.is_file())
-    return [str(path.relative_to(layout.root)) for path in files if path.suffix != ".lock"]
+    files = (path for path in sorted(graph_paths.root.rglob("*")) if path.is_file())
+    return [str(path.relative_to(graph_paths.root)) for path in files if path.suffix != ".lock"]
 
 
 @contextmanager
-def flipped(layout: GraphPaths, name: str, chance: random.Random) -> Iterator[str]:
+def flipped(graph_paths: GraphPaths, name: str, chance: random.Random) -> Iterator[str]:
     """One bit of a file is another for the length of the block, whatever becomes of the graph."""
-    path = layout.root / name
-    whole, checkpoints_before = path.read_bytes(), of_checkpoints(layout)
+    path = graph_paths.root / name
+    whole, checkpoints_before = path.read_bytes(), of_checkpoints(graph_paths)
     at, bit = chance.randrange(len(whole)), chance.randrange(8)
     content = bytearray(whole)
     content[at] ^= 1 << bit
@@ -117,27 +117,29 @@ def flipped(layout: GraphPaths, name: str, chance: random.Random) -> Iterator[st
     try:
         yield f"bit {bit} of byte {at} of {name}"
     finally:
-        for reason in layout.quarantine.rglob("*.why.txt"):
+        for reason in graph_paths.quarantine.rglob("*.why.txt"):
             aside = reason.with_name(reason.name.removesuffix(".why.txt"))
-            aside.rename(layout.root / aside.relative_to(layout.quarantine))
-        for folder in (layout.quarantine, layout.notices):
+            aside.rename(graph_paths.root / aside.relative_to(graph_paths.quarantine))
+        for folder in (graph_paths.quarantine, graph_paths.notices):
             shutil.rmtree(folder, ignore_errors=True)
-        for new in of_checkpoints(layout).keys() - checkpoints_before.keys():
+        for new in of_checkpoints(graph_paths).keys() - checkpoints_before.keys():
             new.unlink()
         for file, before in {**checkpoints_before, path: whole}.items():
             file.write_bytes(before)
 
 
-def of_checkpoints(layout: GraphPaths) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in layout.checkpoints.rglob("*.*") if path.is_file()}
+def of_checkpoints(graph_paths: GraphPaths) -> dict[Path, bytes]:
+    return {
+        path: path.read_bytes() for path in graph_paths.checkpoints.rglob("*.*") if path.is_file()
+    }
 
 
-def read(layout: GraphPaths, changed: str = "") -> dict[str, Any]:
+def read(graph_paths: GraphPaths, changed: str = "") -> dict[str, Any]:
     """Everything that flowrl reads again of a graph, or the error with which it refuses to.
 
     Skill files and experts take long to read; they are left out when another file has changed.
     """
-    store = ExpertStore(layout)
+    store = ExpertStore(graph_paths)
     found: dict[str, Any] = {}
 
     def take(name: str, reading: Callable[[], Any]) -> Any:
@@ -147,17 +149,17 @@ def read(layout: GraphPaths, changed: str = "") -> dict[str, Any]:
             found[name] = error
         return found[name]
 
-    take("state", StateFile(layout.scheduler_state).load)
+    take("state", StateFile(graph_paths.scheduler_state).load)
     if not changed or changed.startswith("skill_files"):
-        take("skills", SkillSources(layout).recorded)
-    take("config", lambda: records.read_document(layout.config_json))
-    for generation in manifests.generations(layout):
-        path = manifests.history_file(layout, generation)
+        take("skills", SkillSources(graph_paths).recorded)
+    take("config", lambda: records.read_document(graph_paths.config_json))
+    for generation in manifests.generations(graph_paths):
+        path = manifests.history_file(graph_paths, generation)
         take(path.name, lambda path=path: manifests.read_file(path))
     present = take("manifest", store.manifest)
     experts = not changed or "_policy/" in changed or changed.startswith("checkpoints")
     for skill, expert in COMPLETED.items():
-        archive = RunPaths(layout.skill_folder(expert, skill), expert)
+        archive = RunPaths(graph_paths.skill_folder(expert, skill), expert)
         take(f"run {expert}", lambda archive=archive: read_run(archive))
         take(f"result {expert}", lambda archive=archive: read_result(archive))
         take(f"module {expert}", lambda archive=archive: module_of(archive))
@@ -176,25 +178,25 @@ def used(store: ExpertStore, version: Any) -> str:
     return storage.tree_digest(store.path_of(usable(store, version)))
 
 
-def allowed(layout: GraphPaths) -> dict[str, set[str]]:
+def allowed(graph_paths: GraphPaths) -> dict[str, set[str]]:
     """The digests of the whole versions of each expert, the one that counts first of all."""
     found: dict[str, set[str]] = collections.defaultdict(set)
-    for generation in manifests.generations(layout):
-        known = manifests.read_file(manifests.history_file(layout, generation))
+    for generation in manifests.generations(graph_paths):
+        known = manifests.read_file(manifests.history_file(graph_paths, generation))
         for index, version in known.experts.items():
             found[f"expert {index}"].add(version.sha256)
     return found
 
 
 @pytest.mark.parametrize("flips", [200, pytest.param(1_000, marks=pytest.mark.slow)])
-def test_every_flipped_bit_is_found_or_harmless(graph, flips):
+def test_every_flipped_bit_is_found_or_harmless(graph_paths, flips):
     chance = random.Random(20301)
-    pristine, whole, files = read(graph), allowed(graph), committed(graph)
+    pristine, whole, files = read(graph_paths), allowed(graph_paths), committed(graph_paths)
     tally: collections.Counter[str] = collections.Counter()
     for _ in range(flips):
         name = chance.choice(files)
-        with flipped(graph, name, chance) as what:
-            tally[judged(graph, name, what, pristine, whole)] += 1
+        with flipped(graph_paths, name, chance) as what:
+            tally[judged(graph_paths, name, what, pristine, whole)] += 1
     assert sum(tally.values()) == flips
     assert tally["previous version"] > flips // 10, tally
     assert tally["refused"] > flips // 10, tally
@@ -203,14 +205,14 @@ def test_every_flipped_bit_is_found_or_harmless(graph, flips):
 
 
 def judged(
-    layout: GraphPaths,
+    graph_paths: GraphPaths,
     name: str,
     what: str,
     pristine: Mapping[str, Any],
     whole: Mapping[str, set[str]],
 ) -> str:
     """What has become of a flip; fails when anything wrong was used."""
-    found = read(layout, name)
+    found = read(graph_paths, name)
     others = {key: value for key, value in found.items() if value != pristine[key]}
     errors = {key for key, value in others.items() if isinstance(value, FlowrlError)}
     for key in others.keys() - errors:
@@ -219,44 +221,44 @@ def judged(
     if others.keys() - errors:
         (key,) = others
         number = key.removeprefix("expert ")
-        assert f"damage_expert_{number}" in status.status_document(layout)["notices"], what
+        assert f"damage_expert_{number}" in status.status_document(graph_paths)["notices"], what
         return "previous version"
     if errors:
-        assert_said(layout, name, what)
+        assert_said(graph_paths, name, what)
         return "refused"
     if "_policy/" in name:
-        assert inspect(layout), what
+        assert inspect(graph_paths), what
         return "found in a version that does not count"
     return "never read" if name.endswith(UNREAD) else "read as it was written"
 
 
-def assert_said(layout: GraphPaths, name: str, what: str) -> None:
+def assert_said(graph_paths: GraphPaths, name: str, what: str) -> None:
     """fsck names the file or its folder; status says so, or refuses what it reads itself."""
-    path = layout.root / name
-    places = {finding.place for finding in inspect(layout)}
+    path = graph_paths.root / name
+    places = {finding.place for finding in inspect(graph_paths)}
     assert places & {path, *path.parents}, f"{what}: fsck says {places}"
-    if path == layout.scheduler_state:
+    if path == graph_paths.scheduler_state:
         with pytest.raises(FlowrlError, match=r"scheduler_state\.json .*flowrl recover"):
-            status.status_document(layout)
+            status.status_document(graph_paths)
         return
-    said = status.status_document(layout)["notices"]
+    said = status.status_document(graph_paths)["notices"]
     assert "damage_expert_2" in said or "expert_2_policy" not in name, what
-    assert "manifest" in said or path != layout.manifest, what
+    assert "manifest" in said or path != graph_paths.manifest, what
 
 
-def test_an_evaluation_refuses_damage_with_the_remedy_and_changes_nothing(graph):
+def test_an_evaluation_refuses_damage_with_the_remedy_and_changes_nothing(graph_paths):
     chance = random.Random(5)
-    store = ExpertStore(graph)
-    run = read_run(RunPaths(graph.skill_folder(1, TABLE), 1))
+    store = ExpertStore(graph_paths)
+    run = read_run(RunPaths(graph_paths.skill_folder(1, TABLE), 1))
     file = store.path_of(store.manifest().experts[0]) / "_METADATA"
-    with flipped(graph, str(file.relative_to(graph.root)), chance):
-        before = of_checkpoints(graph)
+    with flipped(graph_paths, str(file.relative_to(graph_paths.root)), chance):
+        before = of_checkpoints(graph_paths)
         with pytest.raises(ExpertCorruptError, match=r"flowrl fsck .* --repair"):
             evaluate.load_experts(store, run)
-        assert of_checkpoints(graph) == before
+        assert of_checkpoints(graph_paths) == before
     with (
-        flipped(graph, "skills/1_Place_Table/1.py", chance),
+        flipped(graph_paths, "skills/1_Place_Table/1.py", chance),
         pytest.raises(FileRefusedError, match=r"1\.py is not the module"),
     ):
-        evaluate.evaluate(graph, TABLE, episodes=1, seed=0)
-    assert not graph.notices.exists()
+        evaluate.evaluate(graph_paths, TABLE, episodes=1, seed=0)
+    assert not graph_paths.notices.exists()

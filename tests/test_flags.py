@@ -54,19 +54,19 @@ class Bench:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder = folder
         self.monkeypatch = monkeypatch
-        self.layout = GraphPaths(folder / "graph")
+        self.graph_paths = GraphPaths(folder / "graph")
 
     def parsed(self, *words: str) -> BottomUpConfig:
-        return config.parse(BottomUpConfig, [f"--graph_path={self.layout.root}", *words])
+        return config.parse(BottomUpConfig, [f"--graph_path={self.graph_paths.root}", *words])
 
     def graph(self, parsed: BottomUpConfig) -> SkillGraph:
-        return open_graph(Library.of(parsed), SkillSources(self.layout))
+        return open_graph(Library.of(parsed), SkillSources(self.graph_paths))
 
     def backend(self, *words: str) -> TrainingBackend:
         parsed = self.parsed(*words)
         graph = self.graph(parsed)
         skills = skill_configs(parsed, graph.skills)
-        return TrainingBackend(self.layout, parsed, graph, skills=skills)
+        return TrainingBackend(self.graph_paths, parsed, graph, skills=skills)
 
     def job(self, *words: str, **facts):
         return self.backend(*words).prepare(RunRequest(skill=WOOD, expert=0, attempt=1, **facts))
@@ -75,7 +75,9 @@ class Bench:
         parsed = self.parsed("--launcher=local", *words)
         each, wanted = parsed.schedule.devices_per_run, parsed.ppo.num_devices
         devices = start.device_slots(parsed.launch, each=each, wanted=wanted)
-        return start.open_scheduler(self.layout, parsed.schedule, parsed.launch, devices=devices)
+        return start.open_scheduler(
+            self.graph_paths, parsed.schedule, parsed.launch, devices=devices
+        )
 
     def handed_out(self, *words: str) -> list[str]:
         """The skills of a story, in order."""
@@ -124,7 +126,7 @@ def test_a_training_flag_reaches_the_trainer_and_no_other_one_changes(bench, ite
     job = bench.job("--max_parallel_skills=1000", *flag(item.name, value))
     assert job.argv[1:3] == ("-m", "flowrl.ppo_flow")
     arrived = TrainConfig.read(job.argv[3:], prog="ppo_flow")
-    module = bench.layout.run(0, WOOD).module
+    module = bench.graph_paths.run(0, WOOD).module
     known = {"acting_threads": 1, item.name: value}  # a thousandth of the CPUs: one thread
     assert arrived == with_flags(TrainConfig(module_path=module), **known)
     said = {word.partition("=")[0] for word in job.argv[5:]}
@@ -175,9 +177,9 @@ for check, values in ((in_the_schedule, IN_THE_SCHEDULE), (a_limit, LIMITS)):
 
 @arrives
 def graph_path(bench):
-    assert bench.scheduler().layout.root == bench.layout.root
+    assert bench.scheduler().graph_paths.root == bench.graph_paths.root
     bench.handed_out()
-    assert bench.layout.daemon_lock.exists()
+    assert bench.graph_paths.daemon_lock.exists()
 
 
 @arrives
@@ -197,7 +199,7 @@ def init_from(bench):
     words = ("--launcher=local", f"--init_from={TABLE}")
     with pytest.raises(ConfigError, match="--init_from Place Table has no expert"):
         bottomup_parallel.train(bench.parsed(*words))
-    assert not bench.layout.root.exists()
+    assert not bench.graph_paths.root.exists()
     with pytest.raises(ConfigError, match="--init_from Place Table has no expert"):
         bench.job(*words)
 
@@ -221,7 +223,7 @@ def min_workers(bench):
 def max_workers(bench):
     with bench.scheduler("--max_workers=9", "--auto_scaling") as scheduler:
         Scaling(scheduler, lambda _: None)
-        assert "of 1 to 9" in notices.read(scheduler.layout)["scaling"]
+        assert "of 1 to 9" in notices.read(scheduler.graph_paths)["scaling"]
 
 
 @arrives
@@ -232,7 +234,7 @@ def strict(bench):
         scheduler.add_skills([NewSkill(skill=WOOD, expert=0, status=DONE)])
         for words in [], ["--strict"]:
             strict = bench.parsed(*words).graph.strict
-            sources = SkillSources(bench.layout)
+            sources = SkillSources(bench.graph_paths)
             feeder = Feeder(flow, sources, scheduler, skills={}, strict=strict)
             codes.append(feeder.exit_code())
     assert codes == [0, 1]
@@ -247,11 +249,11 @@ def curriculum(bench):
         requested=(), weight=lambda _: 3, on_skill_failed=lambda _: None, next_skill=lambda: None
     )
     flow.check_frontier_blocked = lambda: False
-    scheduler, layout = bench.scheduler(), bench.layout
+    scheduler, graph_paths = bench.scheduler(), bench.graph_paths
     with scheduler:
         for expert, (name, (status, curve)) in enumerate(tried.items()):
             scheduler.add_skills([NewSkill(skill=name, expert=expert, status=status)])
-            folder = layout.failed_run(expert, name, 1)
+            folder = graph_paths.failed_run(expert, name, 1)
             folder.mkdir(parents=True)
             for number, success in enumerate(curve, start=2):
                 figures = dict.fromkeys(
@@ -262,7 +264,7 @@ def curriculum(bench):
                     file.write(json.dumps(line) + "\n")
         for words in [], ["--curriculum"]:
             scheduler.schedule = bench.parsed(*words).schedule
-            Feeder(flow, SkillSources(layout), scheduler, skills={}).on_skill_failed("Other")
+            Feeder(flow, SkillSources(graph_paths), scheduler, skills={}).on_skill_failed("Other")
             entries = scheduler.state.entries
             learners = {"Rising": -57, "Flat": -97, "New": 3, "Unread": 3}
             expected = learners if words else dict.fromkeys(tried, 0)
@@ -290,7 +292,7 @@ def test_the_exit_code_counts_what_was_asked_for_and_what_is_left(
                 scheduler.add_skills([NewSkill(skill=name, expert=expert, status=status)])
         scheduler.stopped_on_request = stopped
         flow = SimpleNamespace(requested=(WOOD,))
-        feeder = Feeder(flow, SkillSources(bench.layout), scheduler, skills={})
+        feeder = Feeder(flow, SkillSources(bench.graph_paths), scheduler, skills={})
         assert feeder.exit_code() == code
 
 
@@ -336,9 +338,11 @@ def skill_timesteps_budget(bench):
     budget = ("--skill_timesteps_budget=605", "--total_timesteps=600", f"--target_skill={WOOD}")
     code, said = place.run("--launcher=local", "--retry_backoff=0.01", *budget)
     assert code == 0, said
-    layout = place.layout
-    archive = dataclasses.replace(layout.run(0, WOOD), folder=layout.skill_folder(0, WOOD))
-    failed = dataclasses.replace(archive, folder=layout.failed_run(0, WOOD, 1))
+    graph_paths = place.graph_paths
+    archive = dataclasses.replace(
+        graph_paths.run(0, WOOD), folder=graph_paths.skill_folder(0, WOOD)
+    )
+    failed = dataclasses.replace(archive, folder=graph_paths.failed_run(0, WOOD, 1))
     assert read_run(failed).config["total_timesteps"] == 600
     assert read_run(archive).config["total_timesteps"] == 595
 
@@ -377,7 +381,7 @@ def devices_per_run(bench):
     job = bench.job("--devices_per_run=2", devices=("0", "2"))
     assert job.env["CUDA_VISIBLE_DEVICES"] == "0,2"
     assert "--num_devices=2" in job.argv
-    assert read_run(bench.layout.run(0, WOOD)).config["num_devices"] == 2
+    assert read_run(bench.graph_paths.run(0, WOOD)).config["num_devices"] == 2
     with pytest.raises(ConfigError, match="num_envs 64 cannot be shared evenly by --num_devices 3"):
         bench.backend("--devices_per_run=3")
     for words, said in (
@@ -409,7 +413,7 @@ def gpu_memory_mb(bench):
     both = bench.scheduler("--gpu_memory_mb=20000", "--skills_per_gpu=2").devices
     assert both == {"0": 2, "1": 2, "2": 2}
     parsed = bench.parsed("--gpu_memory_mb=20000")
-    backend = TrainingBackend(bench.layout, parsed, bench.graph(parsed), devices=devices)
+    backend = TrainingBackend(bench.graph_paths, parsed, bench.graph(parsed), devices=devices)
     env = backend.prepare(RunRequest(skill=WOOD, expert=0, attempt=1, devices=("1",))).env
     assert env["XLA_PYTHON_CLIENT_MEM_FRACTION"] == "0.3000"
     with pytest.raises(ConfigError, match="GPU 0 has 81559 MB, of which 73403 are for runs"):
@@ -462,11 +466,11 @@ def pass_env(bench):
 
 @arrives
 def trust_folder(bench):
-    bench.layout.root.mkdir(parents=True)
-    bench.layout.root.chmod(0o777)
+    bench.graph_paths.root.mkdir(parents=True)
+    bench.graph_paths.root.chmod(0o777)
     with pytest.raises(ConfigError, match="chmod o-w it, or use --trust_folder"):
         bottomup_parallel.train(bench.parsed("--launcher=local"))
-    assert list(bench.layout.root.iterdir()) == []
+    assert list(bench.graph_paths.root.iterdir()) == []
     assert WOOD in bench.handed_out("--trust_folder")
 
 
@@ -515,7 +519,7 @@ def test_the_accounting_of_frames_reaches_the_merge(bench, accounting, frames):
     for skill, expert, acted in ((WOOD, 0, {0: 100}), (TABLE, 1, {0: 30, 1: 70})):
         task = RunRequest(skill=skill, expert=expert, attempt=1)
         backend.prepare(task)
-        finish(bench.layout.run(expert, skill), acted)
+        finish(bench.graph_paths.run(expert, skill), acted)
         merged = backend.merge(task)
     assert merged["experts"][0]["frames"] == frames
 
@@ -529,8 +533,8 @@ def test_every_flag_is_kept_with_the_graph(bench, monkeypatch):
     monkeypatch.setattr(training, "Feeder", stop)
     with pytest.raises(HandedOut):
         bottomup_parallel.train(parsed)
-    assert not bench.layout.config_json.exists(), "nothing is launched yet"
+    assert not bench.graph_paths.config_json.exists(), "nothing is launched yet"
     bench.job(*words)
-    facts = storage.read_json(bench.layout.config_json)
+    facts = storage.read_json(bench.graph_paths.config_json)
     assert facts.pop("format") == 1
     assert config.from_json(BottomUpConfig, facts) == parsed

@@ -45,13 +45,13 @@ with open(os.path.join(folder, "result.json"), "w") as file:
 class NamedRuns:
     """Real folders, sessions and processes; a merge only moves the log to the archive."""
 
-    def __init__(self, layout: GraphPaths) -> None:
-        self.layout = layout
+    def __init__(self, graph_paths: GraphPaths) -> None:
+        self.graph_paths = graph_paths
 
     def prepare(self, task: RunRequest) -> Job:
         run_id = f"e{task.expert}.a{task.attempt}.{secrets.token_hex(4)}"
-        place = self.layout.run(task.expert, task.skill)
-        storage.make_dir(place.folder)
+        run_paths = self.graph_paths.run(task.expert, task.skill)
+        storage.make_dir(run_paths.folder)
         return self._job(task, run_id)
 
     def resume(self, task: RunRequest) -> Job:
@@ -61,11 +61,11 @@ class NamedRuns:
         return self._job(task, task.run_id or "")
 
     def merge(self, task: RunRequest) -> Mapping[str, Any]:
-        archive = self.layout.skill_folder(task.expert, task.skill)
+        archive = self.graph_paths.skill_folder(task.expert, task.skill)
         storage.make_dir(archive)
-        place = self.layout.run(task.expert, task.skill)
-        storage.copy_file(place.training_log, RunPaths(archive, task.expert).training_log)
-        storage.remove_tree(place.folder)
+        run_paths = self.graph_paths.run(task.expert, task.skill)
+        storage.copy_file(run_paths.training_log, RunPaths(archive, task.expert).training_log)
+        storage.remove_tree(run_paths.folder)
         return {"run_id": task.run_id, "frames": 3, "success_rate": 1.0, "wall_seconds": 0.1}
 
     def archived_result(self, task: RunRequest) -> None:
@@ -78,7 +78,7 @@ class NamedRuns:
         raise AssertionError(f"{task.skill!r} has failed")
 
     def _job(self, task: RunRequest, run_id: str) -> Job:
-        folder = self.layout.run(task.expert, task.skill).folder
+        folder = self.graph_paths.run(task.expert, task.skill).folder
         return Job(
             name=session_name(task.expert, task.skill),
             run_id=run_id,
@@ -112,15 +112,15 @@ def add_all(scheduler: SkillScheduler, names: Sequence[str]) -> tuple[list[str],
 
 def train_all(world: Path, names: Sequence[str], launcher) -> list[str]:
     """The names that were trained, all the way from `add_skill` to the archive."""
-    layout = GraphPaths(world / "graph")
+    graph_paths = GraphPaths(world / "graph")
     with SkillScheduler(
-        layout.root, launcher=launcher, max_parallel_skills=8, max_retries=0
+        graph_paths.root, launcher=launcher, max_parallel_skills=8, max_retries=0
     ) as scheduler:
-        scheduler.set_callbacks(backend=NamedRuns(layout))
+        scheduler.set_callbacks(backend=NamedRuns(graph_paths))
         taken, _ = add_all(scheduler, names)
         assert scheduler.run().complete
     for number, name in enumerate(taken):
-        log = layout.skill_folder(number, name) / "training.log"
+        log = graph_paths.skill_folder(number, name) / "training.log"
         assert log.read_text() == f"training skill_{number}_{slug(name)}\n".replace(
             "\n", os.linesep
         )
@@ -202,18 +202,18 @@ def test_hostile_names_are_prepared_merged_and_archived(world):
         "{0.__class__}",
         "木を集める",
     ]
-    layout = GraphPaths(world / "graph")
+    graph_paths = GraphPaths(world / "graph")
     for number, name in enumerate(names):
         skill = make_skill(name, gain=f"thing{number}")
-        ready = prepare(layout, name, number, {}, graph=SkillGraph([skill]))
-        tree = ast.parse(ready.layout.module.read_text())
+        ready = prepare(graph_paths, name, number, {}, graph=SkillGraph([skill]))
+        tree = ast.parse(ready.run_paths.module.read_text())
         kinds = {type(node).__name__ for node in tree.body}
         assert kinds <= {"Expr", "Assign", "AnnAssign", "FunctionDef", "Import", "ImportFrom"}
-        finish(ready.layout, {number: 100})
-    merged, refused = merge_finished(layout)
+        finish(ready.run_paths, {number: 100})
+    merged, refused = merge_finished(graph_paths)
     assert {summary["skill"] for summary in merged} == set(names), refused
     for number, name in enumerate(names):
-        assert (layout.skill_folder(number, name) / "run.json").is_file()
+        assert (graph_paths.skill_folder(number, name) / "run.json").is_file()
     check_that_nothing_escaped(world)
 
 

@@ -37,14 +37,16 @@ def test_long_names_keep_their_differences():
 
 
 def test_the_documented_places(tmp_path):
-    layout = GraphPaths(tmp_path)
+    graph_paths = GraphPaths(tmp_path)
     paths = {
-        layout.run(2, "Make Pickaxe").module: "training_runs/skill_2_Make_Pickaxe/2.py",
-        layout.run(2, "Make Pickaxe").policies: "training_runs/skill_2_Make_Pickaxe/2_policies",
-        layout.expert_folder(0, "Collect Wood"): "skills/0_Collect_Wood/expert_0_policy",
-        layout.manifest: "checkpoints/global_latest.json",
-        layout.manifest_pickle: "checkpoints/global_latest.pkl",
-        layout.scheduler_state: "scheduler_state.json",
+        graph_paths.run(2, "Make Pickaxe").module: "training_runs/skill_2_Make_Pickaxe/2.py",
+        graph_paths.run(
+            2, "Make Pickaxe"
+        ).policies: "training_runs/skill_2_Make_Pickaxe/2_policies",
+        graph_paths.expert_folder(0, "Collect Wood"): "skills/0_Collect_Wood/expert_0_policy",
+        graph_paths.manifest: "checkpoints/global_latest.json",
+        graph_paths.manifest_pickle: "checkpoints/global_latest.pkl",
+        graph_paths.scheduler_state: "scheduler_state.json",
     }
     assert {str(path.relative_to(tmp_path)) for path in paths} == set(paths.values())
 

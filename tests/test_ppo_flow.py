@@ -34,7 +34,7 @@ DEADLINE_SECONDS = limit(540.0)  # on a machine that is busy with other things, 
 pytestmark = pytest.mark.timeout(600)
 
 
-def command(layout: RunPaths, *flags: str) -> list[str]:
+def command(run_paths: RunPaths, *flags: str) -> list[str]:
     small = {
         "total_timesteps": 12 * FRAMES,
         "num_envs": 8,
@@ -48,15 +48,15 @@ def command(layout: RunPaths, *flags: str) -> list[str]:
         "log_seconds": 0,
     }
     words = [f"--{name}={value}" for name, value in small.items()]
-    module = f"--module_path={layout.module}"
+    module = f"--module_path={run_paths.module}"
     return [sys.executable, "-m", "flowrl.ppo_flow", module, *words, *flags]
 
 
 def ended(
-    layout: RunPaths, *flags: str, env: dict[str, str] | None = None
+    run_paths: RunPaths, *flags: str, env: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command(layout, *flags),
+        command(run_paths, *flags),
         env=env,
         capture_output=True,
         text=True,
@@ -74,24 +74,26 @@ def wait_until(condition: Callable[[], bool], trainer: subprocess.Popen) -> None
 
 
 @pytest.fixture
-def layout(tmp_path):
+def run_paths(tmp_path):
     # Nothing is ever done twice over in a few steps: every run spends its budget.
     return run_folder(tmp_path / "run", WALK, EXPERTS, reward="return inventory_diff.sapling * 1.0")
 
 
 @pytest.mark.craftax
-def test_a_run_ends_with_experts_digests_and_exact_frames(layout):
-    done = ended(layout, env={**os.environ, "XLA_FLAGS": ""})  # compiled as a user's, not lightly
+def test_a_run_ends_with_experts_digests_and_exact_frames(run_paths):
+    done = ended(
+        run_paths, env={**os.environ, "XLA_FLAGS": ""}
+    )  # compiled as a user's, not lightly
     assert done.returncode == 0, done.stderr
-    result = runs.read_result(layout)
+    result = runs.read_result(run_paths)
     assert result.frames == 12 * FRAMES
     assert sum(report.acted for report in result.experts) == result.frames
     assert [report.expert for report in result.experts] == [0, 4]
     for local, report in enumerate(result.experts):
-        assert report.sha256 == storage.tree_digest(layout.final(local))
-        expert = checkpoint.load_expert(layout.final(local), checkpoint.like_of(SHAPES))
+        assert report.sha256 == storage.tree_digest(run_paths.final(local))
+        expert = checkpoint.load_expert(run_paths.final(local), checkpoint.like_of(SHAPES))
         assert checkpoint.shapes_of(expert) == SHAPES
-    first = json.loads(layout.metrics.read_text().splitlines()[0])
+    first = json.loads(run_paths.metrics.read_text().splitlines()[0])
     assert first["seconds"] > 1.0, "loading and compiling count"
     assert "training" in done.stderr
     assert "Walk On" in done.stderr
@@ -103,57 +105,57 @@ def test_a_run_ends_with_experts_digests_and_exact_frames(layout):
     [(signal.SIGTERM, EXIT_RESUMABLE), (signal.SIGINT, 130)],
     ids=["SIGTERM", "Ctrl-C"],
 )
-def test_a_signal_stops_the_trainer_and_the_same_command_goes_on(layout, number, code):
+def test_a_signal_stops_the_trainer_and_the_same_command_goes_on(run_paths, number, code):
     forever = ("--total_timesteps=1e9", "--no-anneal_lr")
-    trainer = subprocess.Popen(command(layout, *forever), stdout=subprocess.DEVNULL)
-    wait_until(layout.metrics.exists, trainer)
+    trainer = subprocess.Popen(command(run_paths, *forever), stdout=subprocess.DEVNULL)
+    wait_until(run_paths.metrics.exists, trainer)
     trainer.send_signal(number)
     assert trainer.wait(DEADLINE_SECONDS) == code
-    assert not layout.result_json.exists()
-    assert checkpoint.has_resume(layout.resume)
-    stopped_at = json.loads(layout.metrics.read_text().splitlines()[-1])["updates"]
-    done = ended(layout, f"--total_timesteps={(stopped_at + 5) * FRAMES}", "--no-anneal_lr")
+    assert not run_paths.result_json.exists()
+    assert checkpoint.has_resume(run_paths.resume)
+    stopped_at = json.loads(run_paths.metrics.read_text().splitlines()[-1])["updates"]
+    done = ended(run_paths, f"--total_timesteps={(stopped_at + 5) * FRAMES}", "--no-anneal_lr")
     assert done.returncode == 0, done.stderr
-    result = runs.read_result(layout)
+    result = runs.read_result(run_paths)
     assert result.updates == stopped_at + 5
     assert sum(report.acted for report in result.experts) == result.frames
-    assert not layout.resume.exists()
+    assert not run_paths.resume.exists()
 
 
 @pytest.mark.craftax
-def test_a_seed_that_is_no_number_ends_in_one_clear_line(layout):
+def test_a_seed_that_is_no_number_ends_in_one_clear_line(run_paths):
     for local in range(2):
         leaves = {path: np.full(shape, np.nan, np.float32) for path, shape in SHAPES.items()}
-        checkpoint.save_expert(layout.seed(local), unflatten_dict(leaves, sep="/"))
-    done = ended(layout)
+        checkpoint.save_expert(run_paths.seed(local), unflatten_dict(leaves, sep="/"))
+    done = ended(run_paths)
     assert done.returncode == EXIT_DIVERGED
     assert "update 1 of 12 left the loss at nan" in done.stderr
     assert "Traceback" not in done.stderr
-    assert not layout.finals.exists()
-    assert not layout.result_json.exists()
+    assert not run_paths.finals.exists()
+    assert not run_paths.result_json.exists()
 
 
 @pytest.mark.slow
 @pytest.mark.craftax
 def test_a_skill_that_lies_ends_in_one_clear_line(tmp_path):
-    layout = run_folder(tmp_path / "run", WALK, EXPERTS, done="return inventory.wood >= n - 2")
-    text = layout.module.read_text()
-    layout.module.write_text(text.replace("'expert': 0}", "'expert': 0, 'gains': {'wood': 2}}"))
-    done = ended(layout)
+    run_paths = run_folder(tmp_path / "run", WALK, EXPERTS, done="return inventory.wood >= n - 2")
+    text = run_paths.module.read_text()
+    run_paths.module.write_text(text.replace("'expert': 0}", "'expert': 0, 'gains': {'wood': 2}}"))
+    done = ended(run_paths)
     assert done.returncode == EXIT_USAGE
     assert "of them without 2 wood in the inventory; correct its task_is_done" in done.stderr
     assert "Traceback" not in done.stderr
-    assert not layout.result_json.exists()
+    assert not run_paths.result_json.exists()
 
 
 @pytest.mark.craftax
-def test_a_hostile_module_ends_in_one_clear_line(layout):
-    text = layout.module.read_text()
-    layout.module.write_text(text.replace("return inventory.wood >= n", "return open('x')", 1))
-    done = ended(layout)
+def test_a_hostile_module_ends_in_one_clear_line(run_paths):
+    text = run_paths.module.read_text()
+    run_paths.module.write_text(text.replace("return inventory.wood >= n", "return open('x')", 1))
+    done = ended(run_paths)
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
-    assert f"{layout.module}:" in done.stderr
+    assert f"{run_paths.module}:" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 
@@ -162,18 +164,18 @@ def test_a_hostile_module_ends_in_one_clear_line(layout):
     [("--lr=-1",), ("--num_minibatches=7",), ("--no_such_flag",)],
     ids=lambda flags: flags[0],
 )
-def test_a_wrong_command_line_ends_with_2_and_names_the_flag(layout, flags):
-    done = ended(layout, *flags)
+def test_a_wrong_command_line_ends_with_2_and_names_the_flag(run_paths, flags):
+    done = ended(run_paths, *flags)
     assert done.returncode == EXIT_USAGE
     assert flags[0].split("=")[0].lstrip("-") in done.stderr + done.stdout
     assert "Traceback" not in done.stderr
 
 
-def test_a_missing_module_is_named(layout):
-    layout.module.unlink()
-    done = ended(layout)
+def test_a_missing_module_is_named(run_paths):
+    run_paths.module.unlink()
+    done = ended(run_paths)
     assert done.returncode in (1, EXIT_USAGE)
-    assert str(layout.module) in done.stderr
+    assert str(run_paths.module) in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -198,11 +200,11 @@ def test_a_library_skill_is_learnt_within_its_budget(tmp_path, skill, frames):
         ancestors=(),
         config={"env_name": ENV_NAME},
     )
-    layout = RunPaths(tmp_path, experts[skill])
-    layout.module.write_text(generate_module_with_remapping(run, library))
-    words = [f"--module_path={layout.module}", f"--total_timesteps={frames}", "--no-anneal_lr"]
+    run_paths = RunPaths(tmp_path, experts[skill])
+    run_paths.module.write_text(generate_module_with_remapping(run, library))
+    words = [f"--module_path={run_paths.module}", f"--total_timesteps={frames}", "--no-anneal_lr"]
     assert ppo_flow.main(words) == 0
-    result = runs.read_result(layout)
+    result = runs.read_result(run_paths)
     assert result.stopped_early
     assert result.success_rate >= 0.8
     assert result.frames == result.updates * PPOConfig().num_envs * PPOConfig().num_steps

@@ -58,36 +58,36 @@ RESULT = runs.RunResult(
 
 
 def test_a_run_comes_back_as_written(tmp_path):
-    layout = RunPaths(tmp_path, 4)
-    runs.write_run(layout, RUN)
-    assert runs.read_run(layout) == RUN
+    run_paths = RunPaths(tmp_path, 4)
+    runs.write_run(run_paths, RUN)
+    assert runs.read_run(run_paths) == RUN
 
 
 def test_a_run_that_says_no_limits_has_none(tmp_path):
-    layout = RunPaths(tmp_path, 4)
-    runs.write_run(layout, RUN)
-    rewrite(layout.run_json, lambda facts: [step.pop("max_steps") for step in facts["plan"]])
-    assert [step.max_steps for step in runs.read_run(layout).plan] == [None, None]
+    run_paths = RunPaths(tmp_path, 4)
+    runs.write_run(run_paths, RUN)
+    rewrite(run_paths.run_json, lambda facts: [step.pop("max_steps") for step in facts["plan"]])
+    assert [step.max_steps for step in runs.read_run(run_paths).plan] == [None, None]
 
 
 @pytest.mark.parametrize("value", [0, -1, True, "9", 1.5], ids=repr)
 def test_a_limit_that_is_none_is_refused(tmp_path, value):
-    layout = RunPaths(tmp_path, 4)
-    runs.write_run(layout, RUN)
-    rewrite(layout.run_json, lambda facts: facts["plan"][0].update(max_steps=value))
+    run_paths = RunPaths(tmp_path, 4)
+    runs.write_run(run_paths, RUN)
+    rewrite(run_paths.run_json, lambda facts: facts["plan"][0].update(max_steps=value))
     with pytest.raises(FileRefusedError, match=r"run\.json"):
-        runs.read_run(layout)
+        runs.read_run(run_paths)
 
 
 def test_a_result_comes_back_as_written(tmp_path):
-    layout = RunPaths(tmp_path, 4)
-    runs.write_result(layout, RESULT)
-    assert runs.read_result(layout) == RESULT
+    run_paths = RunPaths(tmp_path, 4)
+    runs.write_result(run_paths, RESULT)
+    assert runs.read_result(run_paths) == RESULT
 
 
 def test_progress_is_none_before_the_first_and_comes_back_as_written(tmp_path):
-    layout = RunPaths(tmp_path, 4)
-    assert runs.read_progress(layout) is None
+    run_paths = RunPaths(tmp_path, 4)
+    assert runs.read_progress(run_paths) is None
     progress = runs.Progress(
         run_id="x",
         updates=1,
@@ -99,47 +99,47 @@ def test_progress_is_none_before_the_first_and_comes_back_as_written(tmp_path):
         phase="training",
         updated_at=6.0,
     )
-    runs.write_progress(layout, progress)
-    assert runs.read_progress(layout) == progress
+    runs.write_progress(run_paths, progress)
+    assert runs.read_progress(run_paths) == progress
 
 
 @pytest.mark.parametrize("key", ["run_id", "frames", "experts", "success_rate", "step_success"])
 @pytest.mark.parametrize("value", [None, -1, "x\ny", [2], {"a": 1}, 2.5], ids=repr)
 def test_a_wrong_value_in_a_result_is_refused_by_the_files_name(tmp_path, key, value):
-    layout = RunPaths(tmp_path, 4)
-    runs.write_result(layout, RESULT)
-    rewrite(layout.result_json, lambda facts: facts.update({key: value}))
+    run_paths = RunPaths(tmp_path, 4)
+    runs.write_result(run_paths, RESULT)
+    rewrite(run_paths.result_json, lambda facts: facts.update({key: value}))
     with pytest.raises(FileRefusedError, match=r"result\.json is malformed"):
-        runs.read_result(layout)
+        runs.read_result(run_paths)
 
 
 def test_a_result_without_a_seal_is_read_and_one_with_a_wrong_seal_is_not(tmp_path):
-    layout = RunPaths(tmp_path, 4)
-    runs.write_result(layout, RESULT)
-    facts = json.loads(layout.result_json.read_text())
+    run_paths = RunPaths(tmp_path, 4)
+    runs.write_result(run_paths, RESULT)
+    facts = json.loads(run_paths.result_json.read_text())
     seal = facts.pop("sha256")
-    layout.result_json.write_text(json.dumps(facts))
-    assert runs.read_result(layout) == RESULT
-    layout.result_json.write_text(json.dumps({**facts, "frames": 101, "sha256": seal}))
+    run_paths.result_json.write_text(json.dumps(facts))
+    assert runs.read_result(run_paths) == RESULT
+    run_paths.result_json.write_text(json.dumps({**facts, "frames": 101, "sha256": seal}))
     with pytest.raises(FileRefusedError, match=r"result\.json is damaged or was edited"):
-        runs.read_result(layout)
+        runs.read_result(run_paths)
 
 
 def test_a_module_that_was_not_made_for_the_run_is_refused(tmp_path):
-    layout = RunPaths(tmp_path, 4)
-    layout.module.write_text("PLAN = []\n")
-    runs.check_module(layout, RUN)
-    layout.module.write_text("PLAN = {}\n")
+    run_paths = RunPaths(tmp_path, 4)
+    run_paths.module.write_text("PLAN = []\n")
+    runs.check_module(run_paths, RUN)
+    run_paths.module.write_text("PLAN = {}\n")
     with pytest.raises(FileRefusedError, match=r"4\.py is not the module"):
-        runs.check_module(layout, RUN)
+        runs.check_module(run_paths, RUN)
 
 
 @given(st.binary(max_size=200))
 def test_noise_is_refused_not_half_read(tmp_path_factory, noise):
-    layout = RunPaths(tmp_path_factory.mktemp("run"), 4)
-    layout.result_json.write_bytes(noise)
+    run_paths = RunPaths(tmp_path_factory.mktemp("run"), 4)
+    run_paths.result_json.write_bytes(noise)
     with pytest.raises(FileRefusedError):
-        runs.read_result(layout)
+        runs.read_result(run_paths)
 
 
 def test_the_digest_covers_the_flags_of_xla(monkeypatch):

@@ -40,7 +40,7 @@ def socket(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def graph(tmp_path_factory, socket):
+def graph_paths(tmp_path_factory, socket):
     """Two real skills, trained side by side in sessions by the documented command."""
     root = tmp_path_factory.mktemp("story") / "graph"
     done = subprocess.run(
@@ -58,21 +58,21 @@ def graph(tmp_path_factory, socket):
     return GraphPaths(root)
 
 
-def archives(layout):
+def archives(graph_paths):
     for skill, expert in SKILLS.items():
-        yield skill, RunPaths(layout.skill_folder(expert, skill), expert)
+        yield skill, RunPaths(graph_paths.skill_folder(expert, skill), expert)
 
 
 @pytest.mark.craftax
 @pytest.mark.tmux
-def test_both_skills_are_trained_and_merged(graph, socket, capsys):
-    assert cli.main(["status", str(graph.root), "--json"]) == 0
+def test_both_skills_are_trained_and_merged(graph_paths, socket, capsys):
+    assert cli.main(["status", str(graph_paths.root), "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["ended"]
     assert {row["skill"]: row["expert"] for row in facts["skills"]} == SKILLS
     assert {row["status"] for row in facts["skills"]} == {"completed"}
     assert all(0 < row["frames"] <= 2048 for row in facts["skills"])
-    assert list(graph.training_runs.glob("skill_*")) == []
+    assert list(graph_paths.training_runs.glob("skill_*")) == []
     until(lambda: not TmuxLauncher(socket).server.panes(), what="the end of its sessions")
 
 
@@ -86,22 +86,24 @@ def test_both_skills_are_trained_and_merged(graph, socket, capsys):
         ("env_name", "Craftax-Classic-Symbolic-v1", "Craftax-Symbolic-v1"),
     ],
 )
-def test_a_graph_is_not_trained_on_with_other_networks_or_games(graph, capsys, flag, was, now):
-    before = {path: path.stat().st_mtime_ns for path in graph.root.rglob("*")}
-    assert bottomup.main(["--graph-path", str(graph.root), f"--{flag}={now}"]) == 2
+def test_a_graph_is_not_trained_on_with_other_networks_or_games(
+    graph_paths, capsys, flag, was, now
+):
+    before = {path: path.stat().st_mtime_ns for path in graph_paths.root.rglob("*")}
+    assert bottomup.main(["--graph-path", str(graph_paths.root), f"--{flag}={now}"]) == 2
     said = capsys.readouterr().err
     assert f"--{flag} is {now}" in said
     assert f"begun with {was}" in said
-    assert {path: path.stat().st_mtime_ns for path in graph.root.rglob("*")} == before
+    assert {path: path.stat().st_mtime_ns for path in graph_paths.root.rglob("*")} == before
 
 
 @pytest.mark.craftax
 @pytest.mark.tmux
-def test_every_archive_holds_what_the_expert_was_trained_on(graph, capsys):
-    for skill, archive in archives(graph):
+def test_every_archive_holds_what_the_expert_was_trained_on(graph_paths, capsys):
+    for skill, archive in archives(graph_paths):
         module = load_module(archive.module)
         assert module.tasks[-1].skill == skill
-        assert cli.main(["logs", skill, "--graph-path", str(graph.root)]) == 0
+        assert cli.main(["logs", skill, "--graph-path", str(graph_paths.root)]) == 0
         log = capsys.readouterr().out
         assert skill in log
         assert "\x1b" not in log
@@ -111,8 +113,16 @@ def test_every_archive_holds_what_the_expert_was_trained_on(graph, capsys):
 
 @pytest.mark.craftax
 @pytest.mark.tmux
-def test_the_merged_experts_can_be_evaluated(graph, capfd):
-    words = ["evaluate", str(graph.root), "--skill", "Place Table", "--episodes", "16", "--json"]
+def test_the_merged_experts_can_be_evaluated(graph_paths, capfd):
+    words = [
+        "evaluate",
+        str(graph_paths.root),
+        "--skill",
+        "Place Table",
+        "--episodes",
+        "16",
+        "--json",
+    ]
     assert cli.main(words) == 0
     found = json.loads(capfd.readouterr().out)
     assert [step["skill"] for step in found["steps"]] == list(SKILLS)
@@ -124,8 +134,8 @@ def test_the_merged_experts_can_be_evaluated(graph, capfd):
 @pytest.mark.craftax
 @pytest.mark.tmux
 @pytest.mark.slow
-def test_the_merged_experts_episodes_can_be_judged(graph, capfd):
-    words = ["judge", str(graph.root), "Collect Wood", "--episodes", "64", "--json"]
+def test_the_merged_experts_episodes_can_be_judged(graph_paths, capfd):
+    words = ["judge", str(graph_paths.root), "Collect Wood", "--episodes", "64", "--json"]
     assert cli.main(words) == 0
     measured = json.loads(capfd.readouterr().out)["learned"]["calibration"]
     assert 0 < measured["answered"] == measured["asked"] <= 16

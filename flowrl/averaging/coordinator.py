@@ -205,8 +205,8 @@ class LocalSyncCoordinator(SyncCoordinator):
     def _averaged(self, meeting: _Meeting) -> Averaged:
         mean, members, left_out = self._combine(meeting)
         if left_out:
-            found = {"round": meeting.number, "left_out": left_out}
-            logger.warning("agents were left out of a round", extra=found)
+            facts = {"round": meeting.number, "left_out": left_out}
+            logger.warning("agents were left out of a round", extra=facts)
         before, velocity = self._before or (mean, np.zeros_like(mean))
         self._before = self._outer.apply(before, mean, velocity)
         tree = from_row(self._before[0], meeting.like)

@@ -114,15 +114,15 @@ def _geometric_median(rows: np.ndarray, shares: np.ndarray) -> Vector:
     Distances are smoothed by a share of the middle one, so a member that is hit exactly does not
     end the iteration there.
     """
-    found = _median(rows, shares)
+    point = _median(rows, shares)
     for _ in range(_STEPS):
-        distance = np.linalg.norm(rows - found, axis=1)
+        distance = np.linalg.norm(rows - point, axis=1)
         smoothed = np.maximum(distance, 1e-9 * np.median(distance) + np.finfo(float).tiny)
         pull = shares / smoothed
-        before, found = found, (pull / pull.sum()) @ rows
-        if np.linalg.norm(found - before) <= _CLOSE * np.linalg.norm(found):
+        before, point = point, (pull / pull.sum()) @ rows
+        if np.linalg.norm(point - before) <= _CLOSE * np.linalg.norm(point):
             break
-    return found
+    return point
 
 
 def _krum(rule: Rule, rows: np.ndarray) -> Vector:

@@ -92,8 +92,8 @@ def _sum(agents: DistributedTrainer) -> AgentState:
     members = [name for name in counted if name not in missed]
     none = np.zeros_like(next(iter(rows.values())))
     total = np.sum([none, *(rows[name] for name in members)], axis=0)
-    found = {"members": len(members), "missed": missed, "left_out": agents.left_out}
-    return AgentState(agent_id="sum", weights=total, metadata=found)
+    metadata = {"members": len(members), "missed": missed, "left_out": agents.left_out}
+    return AgentState(agent_id="sum", weights=total, metadata=metadata)
 
 
 class SparkDistributedTrainer(DistributedTrainer):

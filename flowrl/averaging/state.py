@@ -121,17 +121,17 @@ class _Exchanged:
         """The inverse of `to_bytes`."""
         end = _LENGTH_BYTES + int.from_bytes(content[:_LENGTH_BYTES], "little")
         arrays = BytesIO(content[end:])
-        found = cls._decoded(content[_LENGTH_BYTES:end], arrays.read)
+        value = cls._decoded(content[_LENGTH_BYTES:end], arrays.read)
         if more := arrays.read():
             raise ConfigError(f"{cls.__name__} is {len(more)} bytes too long; send it again")
-        return found
+        return value
 
     @classmethod
     def _decoded(cls, document: Any, take: Callable[..., Any]) -> Self:
         try:
             text = document if isinstance(document, str | bytes) else json.dumps(document)
-            found = json.loads(text, object_hook=lambda each: _decode(each, take))
-            return records.from_json(cls, found)
+            fields = json.loads(text, object_hook=lambda each: _decode(each, take))
+            return records.from_json(cls, fields)
         except (ValueError, TypeError, OverflowError, RecursionError) as error:
             line = " ".join(str(error).split())[:300]
             raise ConfigError(f"{cls.__name__} is malformed: {line}; send it again") from error

@@ -152,23 +152,23 @@ def _origin(folder: Path) -> str | None:
 
     A version that a manifest names is what was committed, or ExpertCorruptError is raised.
     """
-    layout = GraphPaths(folder.parent.parent.parent.parent)
-    if layout.checkpoints.is_dir():
-        store = ExpertStore(layout)
-        history = (known for _, known in manifests.read_history(layout) if known)
+    graph_paths = GraphPaths(folder.parent.parent.parent.parent)
+    if graph_paths.checkpoints.is_dir():
+        store = ExpertStore(graph_paths)
+        history = (known for _, known in manifests.read_history(graph_paths) if known)
         known = (each for one in (store.manifest(), *history) for each in one.experts.values())
         if version := next((each for each in known if store.path_of(each) == folder), None):
             store.verify(version)
             return version.lineage[0].run_id if version.lineage else None
-    place = RunPaths(folder.parent.parent.parent, 0)
-    if not place.run_json.exists():
+    run_paths = RunPaths(folder.parent.parent.parent, 0)
+    if not run_paths.run_json.exists():
         return None
-    run = read_run(place)
-    place = replace(place, expert=run.expert)
+    run = read_run(run_paths)
+    run_paths = replace(run_paths, expert=run.expert)
     firsts = {each.index: each.lineage[0].run_id for each in run.ancestors if each.lineage}
     firsts.setdefault(run.expert, run.run_id)
     return next(
-        (firsts.get(n) for i, n in enumerate(run.experts) if place.final(i) == folder), None
+        (firsts.get(n) for i, n in enumerate(run.experts) if run_paths.final(i) == folder), None
     )
 
 
@@ -187,10 +187,10 @@ class ExportCommand(GraphCommand):
 
     def __call__(self) -> int:
         """Export, and print what."""
-        paths = existing_graph(self.graph_path)
+        graph_paths = existing_graph(self.graph_path)
         from flowrl.agent import export_agent
 
-        record = export_agent(paths, self.output)
+        record = export_agent(graph_paths, self.output)
         names = ", ".join(each.skill for each in record.experts)
         sys.stdout.write(
             f"{self.output}: the experts of generation {record.generation} for "

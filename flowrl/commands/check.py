@@ -154,7 +154,7 @@ def _plans(
     skills: Mapping[int, Any], games: Mapping[int, Sequence[str]]
 ) -> dict[int, dict[str, str]]:
     """The steps to each skill, or why there are none, among the library and these skills."""
-    found: dict[int, dict[str, str]] = {}
+    plans: dict[int, dict[str, str]] = {}
     for game in known_games():
         fit = {number: skill for number, skill in skills.items() if game.name in games[number]}
         own = {skill.name: skill for skill in fit.values()}
@@ -167,8 +167,8 @@ def _plans(
                 plan = ", ".join(f"{step.skill} × {step.count}" for step in steps)
             except GraphError as error:
                 plan = f"{_NO_PLAN}{error}"
-            found.setdefault(number, {})[game.name] = plan
-    return found
+            plans.setdefault(number, {})[game.name] = plan
+    return plans
 
 
 def _read(path: Path) -> Skill | str:

@@ -47,17 +47,17 @@ class ControlCommand(GraphCommand):
 
     def _send(self, verb: Verb, skill: str | None, *, number: int = 0) -> int:
         """Send a request, wait for its response if that is wanted, and print both."""
-        paths = GraphPaths(self.graph_path)
+        graph_paths = GraphPaths(self.graph_path)
         if skill is None or verb is Verb.ADD:
-            read_rows(paths)  # the folder is a graph's
+            read_rows(graph_paths)  # the folder is a graph's
         else:
-            row = find_row(read_rows(paths), skill, paths.root)
+            row = find_row(read_rows(graph_paths), skill, graph_paths.root)
             if refusal := why_not(verb, row.status):
                 raise GraphError(f"{row.skill} cannot be asked to {verb.value}: {refusal}")
             skill = row.skill
-        name = send_request(paths, verb, skill, number=number)
-        daemon = daemon_of(paths.daemon_lock)
-        response, under_way = await_response(paths, name, self.wait)
+        name = send_request(graph_paths, verb, skill, number=number)
+        daemon = daemon_of(graph_paths.daemon_lock)
+        response, under_way = await_response(graph_paths, name, self.wait)
         outcome = response.outcome if response else None
         if verb in (Verb.TRAIN_MORE, Verb.RETRAIN) and outcome == DONE:
             outcome = "asked"  # the training itself is seen in flowrl status
@@ -66,7 +66,7 @@ class ControlCommand(GraphCommand):
             data["outcome"] = outcome
             sys.stdout.write(json.dumps(data) + "\n")
         else:
-            left = f"done when you start {last_command(paths)}"
+            left = f"done when you start {last_command(graph_paths)}"
             if daemon is not None:
                 left = under_way or f"left for {in_words(daemon)}"
             sys.stdout.write(f"{verb.value} {skill or 'all'}: {outcome or left}\n")
@@ -133,8 +133,8 @@ class TrainMoreCommand(OneSkillCommand):
 
     def __call__(self) -> int:
         """Run the command; says so if the skill's goal would end the training at once."""
-        paths = GraphPaths(self.graph_path)
-        row = find_row(read_rows(paths), self.skill, paths.root)
+        graph_paths = GraphPaths(self.graph_path)
+        row = find_row(read_rows(graph_paths), self.skill, graph_paths.root)
         if row.goal and row.success_rate is not None and row.success_rate >= row.goal:
             sys.stderr.write(
                 f"flowrl: {printable(row.skill)} has {row.success_rate:.1%} success of its goal "
@@ -164,11 +164,11 @@ class RetrainCommand(OneSkillCommand):
 
         What is refused changes nothing.
         """
-        paths = GraphPaths(self.graph_path)
-        row = find_row(read_rows(paths), self.skill, paths.root)
+        graph_paths = GraphPaths(self.graph_path)
+        row = find_row(read_rows(graph_paths), self.skill, graph_paths.root)
         if refusal := why_not(self.verb, row.status):
             raise GraphError(f"{row.skill} cannot be asked to {self.verb.value}: {refusal}")
-        config = recorded_config(paths)
+        config = recorded_config(graph_paths)
         library, game = Library.of(config), config.ppo.env_name
         folder = self.skills_dir or library.folder
         texts = load_library(game, folder, trust=library.trust)
@@ -177,12 +177,12 @@ class RetrainCommand(OneSkillCommand):
                 f"there is no {row.skill!r} in {folder or f'the library of {game}'}; name the "
                 "folder of its file by --skills_dir"
             )
-        skill, sources = texts[row.skill], SkillSources(paths)
+        skill, sources = texts[row.skill], SkillSources(graph_paths)
         graph = open_graph(library, sources).replacing(skill)
         skill_configs(config, graph.skills)
         confine = confinement(config.launch.sandbox).in_folder
-        found = approve_skills(paths, [skill], game, trust=library.trust, confine=confine)
-        ApprovalStore(paths.approvals).keep(found[skill.name])
+        approvals = approve_skills(graph_paths, [skill], game, trust=library.trust, confine=confine)
+        ApprovalStore(graph_paths.approvals).keep(approvals[skill.name])
         sources.keep_anew(skill)
         return self._send(self.verb, skill.name)
 
@@ -205,19 +205,19 @@ class AddCommand(ControlCommand):
         Skills that are kept already are asked for again. What is refused changes nothing.
         """
         files = skill_files(self.files)
-        paths = GraphPaths(self.graph_path)
-        read_rows(paths)  # the folder is a graph's
-        config = recorded_config(paths)
+        graph_paths = GraphPaths(self.graph_path)
+        read_rows(graph_paths)  # the folder is a graph's
+        config = recorded_config(graph_paths)
         game = config.ppo.env_name
         skills = [load_skill(file, env_name=game) for file in files]
-        sources = SkillSources(paths)
+        sources = SkillSources(graph_paths)
         kept = sources.recorded()
         new = [skill for skill in skills if kept.get(skill.name) != skill]
         skill_configs(config, open_graph(Library.of(config), sources).plus(new).skills)
         confine = confinement(config.launch.sandbox).in_folder
-        found = approve_skills(paths, skills, game, trust=False, confine=confine)
+        approvals = approve_skills(graph_paths, skills, game, trust=False, confine=confine)
         for skill in skills:
-            ApprovalStore(paths.approvals).keep(found[skill.name])
+            ApprovalStore(graph_paths.approvals).keep(approvals[skill.name])
             sources.record(skill)
         return max([self._send(Verb.ADD, skill.name) for skill in skills])
 
@@ -269,10 +269,10 @@ class PruneCommand(OneSkillCommand):
 
     def __call__(self) -> int:
         """Run the command; raises ConfigError if the run has replicas, which cannot end so."""
-        paths = graph_or_sweep(self.graph_path)
-        row = find_row(read_rows(paths), self.skill, paths.root)
-        run = paths.run(row.expert or 0, row.skill)
-        if row.status == "running" and read_run(run).config["replicas"] > 1:
+        graph_paths = graph_or_sweep(self.graph_path)
+        row = find_row(read_rows(graph_paths), self.skill, graph_paths.root)
+        run_paths = graph_paths.run(row.expert or 0, row.skill)
+        if row.status == "running" and read_run(run_paths).config["replicas"] > 1:
             raise ConfigError(
                 f"{row.skill}: a run with --replicas cannot end with what it has; "
                 "pause or cancel it"
@@ -312,27 +312,30 @@ class StopCommand(ControlCommand):
 
     def __call__(self) -> int:
         """Run the command; without a scheduler nothing is left that would end the next one."""
-        paths = GraphPaths(self.graph_path)
-        read_rows(paths)  # the folder is a graph's
-        if daemon_of(paths.daemon_lock) is None:
+        graph_paths = GraphPaths(self.graph_path)
+        read_rows(graph_paths)  # the folder is a graph's
+        if daemon_of(graph_paths.daemon_lock) is None:
             raise GraphError(
-                f"no scheduler is running for {paths.root}, so nothing is stopped; runs that still "
-                f"go on end by flowrl pause {shlex.quote(str(paths.root))} --all and the next start"
+                f"no scheduler is running for {graph_paths.root}, so nothing is stopped; runs that "
+                f"still go on end by flowrl pause {shlex.quote(str(graph_paths.root))} --all and "
+                "the next start"
             )
         return self._send(Verb.STOP_NOW if self.now else Verb.STOP, None)
 
 
 def await_response(
-    paths: GraphPaths, name: str, wait_seconds: float
+    graph_paths: GraphPaths, name: str, wait_seconds: float
 ) -> tuple[Response | None, str]:
     """Return the response once its runs have ended; None, and why, while they have not."""
     until = time.monotonic() + wait_seconds
     under_way = ""
     while wait_seconds:
-        nobody = daemon_of(paths.daemon_lock) is None  # before the look: it may respond and end
-        state = StateFile(paths.scheduler_state).load() or SchedulerState()
+        nobody = (
+            daemon_of(graph_paths.daemon_lock) is None
+        )  # before the look: it may respond and end
+        state = StateFile(graph_paths.scheduler_state).load() or SchedulerState()
         for response in (each for each in state.responses if each.id == name):
-            under_way = _under_way(paths, state, response)
+            under_way = _under_way(graph_paths, state, response)
             if not under_way:
                 return response, ""
         if nobody or time.monotonic() > until:
@@ -341,7 +344,7 @@ def await_response(
     return None, under_way
 
 
-def _under_way(paths: GraphPaths, state: SchedulerState, response: Response) -> str:
+def _under_way(graph_paths: GraphPaths, state: SchedulerState, response: Response) -> str:
     """Return what of a request that the scheduler has taken is not done yet, "" for nothing."""
     saving = [
         entry.skill
@@ -352,5 +355,5 @@ def _under_way(paths: GraphPaths, state: SchedulerState, response: Response) -> 
     ]
     if saving:
         return f"asked; still saving: {', '.join(saving)}"
-    stopping = response.verb in (Verb.STOP, Verb.STOP_NOW) and daemon_of(paths.daemon_lock)
+    stopping = response.verb in (Verb.STOP, Verb.STOP_NOW) and daemon_of(graph_paths.daemon_lock)
     return f"asked; not ended yet: {in_words(stopping)}" if stopping else ""

@@ -41,21 +41,26 @@ class FsckCommand(ReportCommand):
 
     def __call__(self) -> int:
         """Run the command; raises BusyError if a scheduler is at work where it should repair."""
-        layout = _repairable(self.graph_path)
+        graph_paths = _repairable(self.graph_path)
         done: list[str] = []
         if self.repair:
-            with _claimed(layout):
-                done += filter(None, repair(layout))
+            with _claimed(graph_paths):
+                done += filter(None, repair(graph_paths))
         findings = [
             {"severity": one.severity, "thing": one.thing, "place": str(one.place)}
             | {"remedy": one.remedy}
-            for one in inspect(layout)
+            for one in inspect(graph_paths)
         ]
         clean = not findings
-        facts = {"graph": str(layout.root), "clean": clean, "repaired": done, "findings": findings}
+        facts = {
+            "graph": str(graph_paths.root),
+            "clean": clean,
+            "repaired": done,
+            "findings": findings,
+        }
         lines = [f"repair: {sentence}" for sentence in done]
         lines += ["{severity}: {thing} [{place}]: {remedy}".format(**row) for row in findings]
-        lines.append(f"{layout.root}: {'clean' if clean else f'{len(findings)} found'}")
+        lines.append(f"{graph_paths.root}: {'clean' if clean else f'{len(findings)} found'}")
         print_report(facts, lines, as_json=self.json)
         return 0 if clean else 1
 
@@ -74,22 +79,22 @@ class RollbackCommand(ReportCommand):
 
     def __call__(self) -> int:
         """Run the command; what is refused changes nothing."""
-        layout = _repairable(self.graph_path)
-        store = ExpertStore(layout)
+        graph_paths = _repairable(self.graph_path)
+        store = ExpertStore(graph_paths)
         if self.generation is None:
-            rows, present = list(_generations(layout)), store.manifest().generation
+            rows, present = list(_generations(graph_paths)), store.manifest().generation
             lines = [_GENERATION.format(**row) for row in rows]
             lines.append(f"generation {present} counts now")
             print_report({"generation": present, "history": rows}, lines, as_json=self.json)
             return 0
-        with _claimed(layout):
-            state_fault(layout)  # a state of another format is refused before anything changes
+        with _claimed(graph_paths):
+            state_fault(graph_paths)  # a state of another format is refused before anything changes
             if self.generation == store.manifest().generation:
                 raise ConfigError(
                     f"generation {self.generation} counts now; there is nothing to go back to"
                 )
             number = rollback(store, self.generation).generation
-            state = recover_state(layout)
+            state = recover_state(graph_paths)
         said = f"generation {number} has the experts of generation {self.generation}"
         facts = {"generation": number, "experts_of": self.generation, "state": state}
         print_report(facts, [f"{said}; the ledger is as it was", state], as_json=self.json)
@@ -106,10 +111,10 @@ class RecoverCommand(ReportCommand):
 
     def __call__(self) -> int:
         """Run the command; raises FileRefusedError if the manifest or a record is damaged, too."""
-        layout = _repairable(self.graph_path)
-        with _claimed(layout):
-            state = recover_state(layout)
-        line = state or f"{layout.scheduler_state} is whole: there is nothing to recover"
+        graph_paths = _repairable(self.graph_path)
+        with _claimed(graph_paths):
+            state = recover_state(graph_paths)
+        line = state or f"{graph_paths.scheduler_state} is whole: there is nothing to recover"
         print_report({"recovered": bool(state), "state": state}, [line], as_json=self.json)
         return 0
 
@@ -124,10 +129,10 @@ def _repairable(graph_path: Path) -> GraphPaths:
 
 
 @contextmanager
-def _claimed(layout: GraphPaths) -> Iterator[None]:
+def _claimed(graph_paths: GraphPaths) -> Iterator[None]:
     """Hold the graph's folder; raises BusyError if a scheduler or another repair holds it."""
-    refuse_misplaced(layout)
-    claim = DaemonLock(layout.daemon_lock)
+    refuse_misplaced(graph_paths)
+    claim = DaemonLock(graph_paths.daemon_lock)
     claim.acquire()
     try:
         yield
@@ -135,15 +140,15 @@ def _claimed(layout: GraphPaths) -> Iterator[None]:
         claim.release()
 
 
-def _generations(layout: GraphPaths) -> Iterator[dict[str, Any]]:
+def _generations(graph_paths: GraphPaths) -> Iterator[dict[str, Any]]:
     """A row for each whole generation of the history, oldest first, with the runs it merged."""
     known_before = -1  # of the oldest, only the newest run is known to be new
-    for number, known in manifests.read_history(layout):
+    for number, known in manifests.read_history(graph_paths):
         if known is None:
             continue
         skills = {f"e{index}": version.skill for index, version in known.experts.items()}
         added = known.merged[known_before:] if known.merged else ()
-        written = manifests.history_file(layout, number).stat().st_mtime
+        written = manifests.history_file(graph_paths, number).stat().st_mtime
         yield {
             "generation": number,
             "written": datetime.fromtimestamp(int(written), UTC).isoformat(),

@@ -46,10 +46,10 @@ class PsCommand:
 
     def __call__(self) -> int:
         """Print one line for each graph."""
-        found = sorted(_schedulers(), key=lambda each: each["graph"])
-        lines = [f"{e['graph']}: {in_words(e['scheduler'])}; {e['skills']}" for e in found]
+        rows = sorted(_schedulers(), key=lambda each: each["graph"])
+        lines = [f"{e['graph']}: {in_words(e['scheduler'])}; {e['skills']}" for e in rows]
         none = "no scheduler of yours is at work here; flowrl train begins one"
-        print_report(found, lines or [none], as_json=self.json)
+        print_report(rows, lines or [none], as_json=self.json)
         return 0
 
 
@@ -66,13 +66,15 @@ class AttachCommand(GraphCommand):
 
     def __call__(self) -> int:
         """Become `tmux attach`, or inside the same tmux server `tmux switch-client`."""
-        paths = GraphPaths(self.graph_path)
-        row = find_row(read_rows(paths), self.skill, paths.root)
+        graph_paths = GraphPaths(self.graph_path)
+        row = find_row(read_rows(graph_paths), self.skill, graph_paths.root)
         program = shutil.which("tmux")
         if program is None:
-            raise ConfigError(f"tmux is missing; flowrl logs {paths.root} SKILL -f shows the run")
-        begun = paths.config_json.exists()
-        socket = recorded_config(paths).launch.tmux_socket if begun else None
+            raise ConfigError(
+                f"tmux is missing; flowrl logs {graph_paths.root} SKILL -f shows the run"
+            )
+        begun = graph_paths.config_json.exists()
+        socket = recorded_config(graph_paths).launch.tmux_socket if begun else None
         address = ["-S" if "/" in socket else "-L", socket] if socket else []
         tmux = [program, *address]
         env = {name: value for name, value in os.environ.items() if name != "TMUX"}
@@ -85,14 +87,14 @@ class AttachCommand(GraphCommand):
         )
         server = row.session and listed.stdout.partition("\n")[0]
         if not server:
-            log = f'; flowrl logs {paths.root} "{row.skill}" shows its log'
+            log = f'; flowrl logs {graph_paths.root} "{row.skill}" shows its log'
             hint = "" if row.expert is None else log
             raise GraphError(f"{row.skill} is {row.status} and has no tmux session{hint}")
         here = os.environ.get("TMUX", "").rpartition(",")[0].rpartition(",")[2]
         if here not in ("", server):
             raise ConfigError(
                 "this terminal is inside another tmux server than the run's; leave it (Ctrl-B D) "
-                f'and attach from there, or see flowrl logs {paths.root} "{row.skill}" -f'
+                f'and attach from there, or see flowrl logs {graph_paths.root} "{row.skill}" -f'
             )
         verb = "switch-client" if here else "attach-session"
         os.execv(program, [*tmux, verb, "-t", f"={row.session}"])  # noqa: S606 — no shell is wanted
@@ -110,11 +112,11 @@ def _schedulers() -> Iterator[dict[str, Any]]:
                     if Path(file.path).name == GraphPaths(Path()).daemon_lock.name
                 ]
         for root in roots:
-            paths = GraphPaths(root)
+            graph_paths = GraphPaths(root)
             with suppress(FileRefusedError):
-                if (daemon := daemon_of(paths.daemon_lock)) is not None:
-                    begun = paths.scheduler_state.is_file()
-                    skills = tally(read_rows(paths)) if begun else "it is starting"
+                if (daemon := daemon_of(graph_paths.daemon_lock)) is not None:
+                    begun = graph_paths.scheduler_state.is_file()
+                    skills = tally(read_rows(graph_paths)) if begun else "it is starting"
                     yield {"graph": str(root), "scheduler": daemon, "skills": skills}
 
 
@@ -134,26 +136,29 @@ class LogsCommand(GraphCommand):
 
     def __call__(self) -> int:
         """Print the log without colours and control characters, then what is added to it."""
-        paths = graph_or_sweep(self.graph_path)
-        row = find_row(read_rows(paths), self.skill, self.graph_path)
-        with _open_log(_newest_log(paths, row)) as file:
+        graph_paths = graph_or_sweep(self.graph_path)
+        row = find_row(read_rows(graph_paths), self.skill, self.graph_path)
+        with _open_log(_newest_log(graph_paths, row)) as file:
             _print_added(file)
             while self.follow and row.status == "running":
                 time.sleep(_POLL_SECONDS)
                 _print_added(file)
-                row = find_row(read_rows(paths), row.skill, paths.root)
+                row = find_row(read_rows(graph_paths), row.skill, graph_paths.root)
             _print_added(file)  # what came before the run's end was seen
         return 0
 
 
-def _newest_log(paths: GraphPaths, row: SkillRow) -> Path:
+def _newest_log(graph_paths: GraphPaths, row: SkillRow) -> Path:
     """The live run's log, else the archived one, else the last failed attempt's."""
     if row.expert is not None:
-        live, archive = paths.run(row.expert, row.skill), paths.archive(row.expert, row.skill)
-        stem = paths.failed_run(row.expert, row.skill, 0).name.removesuffix("0")
-        failed = paths.failed_runs.glob(f"{stem}*/training.log")
+        live, run_paths = (
+            graph_paths.run(row.expert, row.skill),
+            graph_paths.archive(row.expert, row.skill),
+        )
+        stem = graph_paths.failed_run(row.expert, row.skill, 0).name.removesuffix("0")
+        failed = graph_paths.failed_runs.glob(f"{stem}*/training.log")
         newest_first = sorted(failed, key=lambda path: path.stat().st_mtime, reverse=True)
-        for path in (live.training_log, archive.training_log, *newest_first):
+        for path in (live.training_log, run_paths.training_log, *newest_first):
             if path.is_file() and not path.is_symlink():
                 return path
     raise FileRefusedError(f"{row.skill} has no training log: it is {row.status}")

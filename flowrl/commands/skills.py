@@ -37,16 +37,18 @@ class SkillsOfGraph(ReportCommand):
 
     def _graph(self) -> SkillGraph:
         """The skills of the library and of files; for skills in training, the kept source."""
-        layout = GraphPaths(self.graph_path)
-        config = recorded_config(layout) if layout.config_json.exists() else BottomUpConfig()
+        graph_paths = GraphPaths(self.graph_path)
+        config = (
+            recorded_config(graph_paths) if graph_paths.config_json.exists() else BottomUpConfig()
+        )
         given = {"env_name": self.env_name, "skills_dir": self.skills_dir}
         config = with_flags(config, **{name: value for name, value in given.items() if value})
-        check_graph_record(layout, config.ppo)
-        return open_graph(Library.of(config), SkillSources(layout))
+        check_graph_record(graph_paths, config.ppo)
+        return open_graph(Library.of(config), SkillSources(graph_paths))
 
     def _statuses(self) -> dict[str, str]:
-        paths = GraphPaths(self.graph_path)
-        rows = read_rows(paths) if paths.scheduler_state.is_file() else ()
+        graph_paths = GraphPaths(self.graph_path)
+        rows = read_rows(graph_paths) if graph_paths.scheduler_state.is_file() else ()
         return {row.skill: row.status for row in rows}
 
 
@@ -73,7 +75,7 @@ class PlanCommand(SkillsOfGraph):
         plan = graph.plan(name, self.count)
         choices = {step.skill: graph.choices(step.skill) for step in plan}
         steps = [{"skill": step.skill, "count": step.count} for step in plan]
-        chosen = [each for found in choices.values() for each in found]
+        chosen = [each for of_step in choices.values() for each in of_step]
         lines = []
         for number, step in enumerate(plan, 1):
             needs = ", ".join(f"{each.item} from {each.provider}" for each in choices[step.skill])

@@ -42,18 +42,20 @@ class StatusCommand:
 
         Returns 69 if there is no scheduler though something is left to do, else 0.
         """
-        paths = graph_or_sweep(self.graph_path)
+        graph_paths = graph_or_sweep(self.graph_path)
         console = Console(width=None if sys.stdout.isatty() else WIDTH)
         while True:
-            lives = daemon_of(paths.daemon_lock) is not None  # before the rows: it may end now
-            rows = read_rows(paths)
+            lives = (
+                daemon_of(graph_paths.daemon_lock) is not None
+            )  # before the rows: it may end now
+            rows = read_rows(graph_paths)
             if self.json:
-                console.out(json.dumps(status_document(paths), indent=2), highlight=False)
+                console.out(json.dumps(status_document(graph_paths), indent=2), highlight=False)
             else:
                 if self.watch:
                     console.clear()
-                console.print(screen(paths, rows, width=console.width))
-                for line in settings(paths, rows) if self.verbose else ():
+                console.print(screen(graph_paths, rows, width=console.width))
+                for line in settings(graph_paths, rows) if self.verbose else ():
                     console.print(line, highlight=False, markup=False)
             if all_ended(rows):
                 return 0

@@ -33,8 +33,8 @@ def nearest(observation: jax.Array, view: tuple[int, int, int]) -> jax.Array:
     cells = observation[: rows * columns * channels].reshape(-1, channels)[order] > 0
     first = jnp.argmax(cells, axis=0)
     there = cells.any(axis=0)
-    found = jnp.asarray(_columns(offsets))[first]
-    return jnp.where(there[:, None], found, 0.0).ravel()
+    places = jnp.asarray(_columns(offsets))[first]
+    return jnp.where(there[:, None], places, 0.0).ravel()
 
 
 def _offsets(rows: int, columns: int) -> np.ndarray:

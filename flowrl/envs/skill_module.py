@@ -92,9 +92,9 @@ def open_module(path: Path) -> TaskModule:
       CodeRefusedError: a function contains something that is not admitted.
     """
     if path.stem.isascii() and path.stem.isdecimal():
-        layout = RunPaths(path.parent, int(path.stem))
-        if layout.run_json.exists():
-            return load_module(path, approvals=read_run(layout).approvals)
+        run_paths = RunPaths(path.parent, int(path.stem))
+        if run_paths.run_json.exists():
+            return load_module(path, approvals=read_run(run_paths).approvals)
     return open_modules([path], ApprovalStore(path.parent / "approvals"))[0]
 
 

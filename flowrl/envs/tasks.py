@@ -156,8 +156,8 @@ class SkillEnv:
         seen = self.engine.observe(state.world)
         if seen.shape != (self.game.observation_size,):  # the networks' error would name no game
             name, size = self.game.name, self.game.observation_size
-            found = f"observe returns {list(seen.shape)}, and observation_size is {size}"
-            raise ConfigError(f"{name}: {found}; see flowrl check --game {name}")
+            problem = f"observe returns {list(seen.shape)}, and observation_size is {size}"
+            raise ConfigError(f"{name}: {problem}; see flowrl check --game {name}")
         if not self.sight:
             return seen
         parts = [seen, self._of_step(state)]
@@ -344,14 +344,14 @@ def check_gains(tasks: Sequence[Task], claims: Any, *, ended: bool = True) -> No
 @cache
 def library_functions(env_name: str) -> dict[str, SuccessFunctions]:
     """The functions of all library skills of a game by the digest of their code, in its order."""
-    found: dict[str, SuccessFunctions] = {}
+    by_digest: dict[str, SuccessFunctions] = {}
     for skill in load_library(env_name).values():
         done, reward = parsed_function(skill.is_done), parsed_function(skill.reward)
         game, place = find_game(env_name), f"the library's {skill.name}"
         load = cache(partial(execute_functions, (done, reward), game, place=place))
         functions = SuccessFunctions(skill.name, load, takes_count=True)
-        found.setdefault(code_digest(done, reward, env_name), functions)
-    return found
+        by_digest.setdefault(code_digest(done, reward, env_name), functions)
+    return by_digest
 
 
 def features_of(function: Callable[..., Any]) -> tuple[str, ...]:

@@ -62,9 +62,9 @@ def _form_differences(
     """Each difference as the leaf, what is expected of it, and what was found."""
     shapes = {leaf: tuple(form["shape"]) for leaf, form in forms.items()}
     for leaf in sorted({*expected, *forms}):
-        wanted, found = expected.get(leaf, "absent"), shapes.get(leaf, "absent")
-        if wanted != found:
-            yield leaf, str(wanted), str(found)
+        wanted, actual = expected.get(leaf, "absent"), shapes.get(leaf, "absent")
+        if wanted != actual:
+            yield leaf, str(wanted), str(actual)
         elif forms[leaf]["dtype"] != _FLOAT:
             yield f"{leaf} of dtype", _FLOAT, str(forms[leaf]["dtype"])
 
@@ -80,22 +80,22 @@ def _forms(folder: Path, store: Any) -> dict[str, Any]:
     """The description of every leaf by its path: what Orbax would restore, and nothing else."""
     names = [key.decode() for key in store.list().result()]
     reads = {name: store.read(name) for name in names if name.endswith(_ARRAY)}
-    found = {
+    forms = {
         name.removesuffix(_ARRAY).replace(".", "/"): json.loads(read.result().value)
         for name, read in reads.items()
     }
     tree = json.loads((folder / "_METADATA").read_bytes())["tree_metadata"].values()
     described = {"/".join(str(key["key"]) for key in leaf["key_metadata"]) for leaf in tree}
-    if described != set(found):
-        odd = sorted(described ^ set(found))
+    if described != set(forms):
+        odd = sorted(described ^ set(forms))
         raise ValueError(f"its description and its arrays differ in {', '.join(odd)[:150]}")
-    for leaf, form in found.items():
+    for leaf, form in forms.items():
         shape, chunks = form["shape"], form["chunks"]
         if form["zarr_format"] != 2 or len(shape) != len(chunks) or form.get("filters"):
             raise ValueError(f"{leaf} is stored in an unknown form")
         if math.prod(chunks) > max(1, math.prod(shape)):
             raise ValueError(f"{leaf} of shape {shape} is stored in chunks of {chunks}")
-    return found
+    return forms
 
 
 def _digest(store: Any, forms: Mapping[str, Any], context: Any) -> tuple[str, list[str]]:

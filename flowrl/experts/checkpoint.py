@@ -63,12 +63,12 @@ def load_expert(folder: Path, like: PyTree) -> PyTree:
     blank = {path: np.zeros(shape, dtype) for path, (shape, dtype) in expected.items()}
     try:
         with _checkpointer() as checkpointer:
-            found = named_leaves(
+            stored = named_leaves(
                 checkpointer.restore(folder.absolute(), unflatten_dict(blank, sep="/"))
             )
     except _UNREADABLE as error:
         raise _corrupt(folder, error) from error
-    restored = [from_numbers(found[path], leaf) for path, leaf in leaves.items()]
+    restored = [from_numbers(stored[path], leaf) for path, leaf in leaves.items()]
     return jax.tree.unflatten(jax.tree.structure(like), restored)
 
 
@@ -158,12 +158,12 @@ def _stored_forms(folder: Path) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
 
 def _refuse_difference(folder: Path, stored: dict[str, Any], expected: dict[str, Any]) -> None:
     for path in sorted({*stored, *expected}):
-        found, needed = stored.get(path), expected.get(path)
-        if found == needed:
+        actual, needed = stored.get(path), expected.get(path)
+        if actual == needed:
             continue
-        has = f"has {path} of shape {_described(found)}" if found else f"has no {path}"
+        has = f"has {path} of shape {_described(actual)}" if actual else f"has no {path}"
         needs = f"this run needs {_described(needed)}" if needed else "this run has no such leaf"
-        remedy = ", or set --layer_size and --env_name as they were" if found and needed else ""
+        remedy = ", or set --layer_size and --env_name as they were" if actual and needed else ""
         raise ExpertShapeError(f"{folder} {has}, {needs}; train its skill again{remedy}")
 
 
@@ -198,9 +198,9 @@ def numbers(leaf: Any) -> Any:
     return jax.random.key_data(leaf) if _is_key(leaf) else leaf
 
 
-def from_numbers(found: Any, like: Any) -> Any:
+def from_numbers(numbers: Any, like: Any) -> Any:
     """Return a random key of these numbers if `like` is one, else what was found."""
-    return jax.random.wrap_key_data(found) if _is_key(like) else found
+    return jax.random.wrap_key_data(numbers) if _is_key(like) else numbers
 
 
 def _is_key(leaf: Any) -> bool:

@@ -99,18 +99,18 @@ def checked_run_id(text: str) -> str:
     return text
 
 
-def read(layout: GraphPaths) -> Manifest:
+def read(graph_paths: GraphPaths) -> Manifest:
     """The manifest on disk; an empty one for a graph that has merged nothing yet.
 
     FileRefusedError: it is damaged, lost while its history is there, or of another version.
     """
-    past = generations(layout)  # looked at first: a first merge writes it after the manifest
-    if not os.path.lexists(layout.manifest):
-        if past or any(layout.skills.glob("*/run.json")):  # an archive comes after a manifest
-            raise FileRefusedError(f"{layout.manifest} is lost; {_RESTORE}")
+    past = generations(graph_paths)  # looked at first: a first merge writes it after the manifest
+    if not os.path.lexists(graph_paths.manifest):
+        if past or any(graph_paths.skills.glob("*/run.json")):  # an archive comes after a manifest
+            raise FileRefusedError(f"{graph_paths.manifest} is lost; {_RESTORE}")
         return Manifest()
     try:
-        return read_file(layout.manifest)
+        return read_file(graph_paths.manifest)
     except FormatVersionError:
         raise
     except FileRefusedError as error:
@@ -119,28 +119,28 @@ def read(layout: GraphPaths) -> Manifest:
 
 def read_file(path: Path) -> Manifest:
     """Read one manifest file, the present one or one of the history."""
-    found = records.read(path, ManifestFile)
-    experts = {version.index: version for version in found.experts}
-    return Manifest(generation=found.generation, experts=experts, merged=found.merged)
+    record = records.read(path, ManifestFile)
+    experts = {version.index: version for version in record.experts}
+    return Manifest(generation=record.generation, experts=experts, merged=record.merged)
 
 
-def history_file(layout: GraphPaths, generation: int) -> Path:
+def history_file(graph_paths: GraphPaths, generation: int) -> Path:
     """Return the file of a generation's manifest."""
-    return layout.history / f"{generation}.json"
+    return graph_paths.history / f"{generation}.json"
 
 
-def generations(layout: GraphPaths) -> tuple[int, ...]:
+def generations(graph_paths: GraphPaths) -> tuple[int, ...]:
     """The generations in the history, oldest first."""
-    if not layout.history.is_dir():
+    if not graph_paths.history.is_dir():
         return ()
-    names = [path.name for path in layout.history.iterdir() if _HISTORY.fullmatch(path.name)]
+    names = [path.name for path in graph_paths.history.iterdir() if _HISTORY.fullmatch(path.name)]
     return tuple(sorted(int(name.removesuffix(".json")) for name in names))
 
 
-def read_history(layout: GraphPaths) -> Iterator[tuple[int, Manifest | None]]:
+def read_history(graph_paths: GraphPaths) -> Iterator[tuple[int, Manifest | None]]:
     """Every generation of the history, oldest first; None for one that cannot be read."""
-    for generation in generations(layout):
-        path = history_file(layout, generation)
+    for generation in generations(graph_paths):
+        path = history_file(graph_paths, generation)
         try:
             known = read_file(path)
         except FileRefusedError:
@@ -150,28 +150,30 @@ def read_history(layout: GraphPaths) -> Iterator[tuple[int, Manifest | None]]:
         yield generation, known if known.generation == generation else None
 
 
-def write_history(layout: GraphPaths, manifest: Manifest) -> None:
+def write_history(graph_paths: GraphPaths, manifest: Manifest) -> None:
     """Keep a manifest for rollback; called before the manifest itself is swapped in."""
-    storage.make_dir(layout.history)
-    path, content = history_file(layout, manifest.generation), _content(manifest)
+    storage.make_dir(graph_paths.history)
+    path, content = history_file(graph_paths, manifest.generation), _content(manifest)
     with suppress(FileRefusedError):
         if storage.read_bytes(path) == content:
             return  # its time tells people when the generation was made
     storage.write_atomic(path, content)
 
 
-def swap(layout: GraphPaths, manifest: Manifest) -> None:
+def swap(graph_paths: GraphPaths, manifest: Manifest) -> None:
     """Make `manifest` the one that counts: the commit of a merge."""
-    storage.make_dir(layout.checkpoints)
-    storage.write_atomic(layout.manifest, _content(manifest))
+    storage.make_dir(graph_paths.checkpoints)
+    storage.write_atomic(graph_paths.manifest, _content(manifest))
 
 
-def write_pickle(layout: GraphPaths, manifest: Manifest) -> None:
+def write_pickle(graph_paths: GraphPaths, manifest: Manifest) -> None:
     """Write the same facts under the documented name, for other tools; flowrl never reads it."""
     facts = {"format": 1, **records.to_json(_file(manifest))}
     facts["experts"] = {item["index"]: item for item in facts["experts"]}
     # Not durable: the next start writes it again.
-    storage.write_atomic(layout.manifest_pickle, pickle.dumps(facts, protocol=4), durable=False)
+    storage.write_atomic(
+        graph_paths.manifest_pickle, pickle.dumps(facts, protocol=4), durable=False
+    )
 
 
 def _file(manifest: Manifest) -> ManifestFile:

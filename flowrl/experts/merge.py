@@ -299,8 +299,8 @@ def _by_frames(current: ExpertVersion, candidate: Candidate, why: str) -> MergeD
 def _refuse_other_shapes(current: ExpertVersion, candidate: Candidate) -> None:
     lines = [f"expert {candidate.expert} ({candidate.skill}) cannot be merged; train it again"]
     for leaf in sorted({*current.shapes, *candidate.shapes}):
-        expected, found = current.shapes.get(leaf), candidate.shapes.get(leaf)
-        if expected != found:
-            lines += [f"- {leaf} {expected or 'absent'}", f"+ {leaf} {found or 'absent'}"]
+        expected, actual = current.shapes.get(leaf), candidate.shapes.get(leaf)
+        if expected != actual:
+            lines += [f"- {leaf} {expected or 'absent'}", f"+ {leaf} {actual or 'absent'}"]
     if lines[1:]:
         raise ResultRefusedError("\n".join(lines))

@@ -39,9 +39,9 @@ def usable(store: ExpertStore, version: ExpertVersion) -> ExpertVersion:
         problem = error
     else:
         return version
-    repair = f"flowrl fsck {store.layout.root} --repair"
-    found = fall_back(store, version, str(problem))
-    if found is None:
+    repair = f"flowrl fsck {store.graph_paths.root} --repair"
+    fallback = fall_back(store, version, str(problem))
+    if fallback is None:
         text = (
             f"{problem}. No earlier version is whole: restore the files from a backup, or stop the "
             f"scheduler and run {repair}, which lets the skill train again"
@@ -49,14 +49,15 @@ def usable(store: ExpertStore, version: ExpertVersion) -> ExpertVersion:
     else:
         text = (
             f"expert {version.index} ({version.skill}) was damaged: version {version.version} "
-            f"({version.frames:,} frames) is in {store.layout.quarantine}, version {found.version} "
-            f"({found.frames:,} frames) counts again. Seen? Then {repair} withdraws this notice"
+            f"({version.frames:,} frames) is in {store.graph_paths.quarantine}, version "
+            f"{fallback.version} ({fallback.frames:,} frames) counts again. Seen? Then "
+            f"{repair} withdraws this notice"
         )
     logger.error("%s", text)
-    notices.publish(store.layout, f"{NOTICE}{version.index}", text)
-    if found is None:
+    notices.publish(store.graph_paths, f"{NOTICE}{version.index}", text)
+    if fallback is None:
         raise type(problem)(text) from problem
-    return found
+    return fallback
 
 
 def rollback(store: ExpertStore, generation: int) -> Manifest:
@@ -64,10 +65,12 @@ def rollback(store: ExpertStore, generation: int) -> Manifest:
 
     FileRefusedError: there is no such generation. ExpertError: one of its versions is not whole.
     """
-    history = {number: known for number, known in manifests.read_history(store.layout) if known}
+    history = {
+        number: known for number, known in manifests.read_history(store.graph_paths) if known
+    }
     if generation not in history:
         raise FileRefusedError(
-            f"{store.layout.history} holds no whole generation {generation}; choose among "
+            f"{store.graph_paths.history} holds no whole generation {generation}; choose among "
             f"{', '.join(map(str, history)) or 'none'}"
         )
     experts = history[generation].experts
@@ -77,7 +80,7 @@ def rollback(store: ExpertStore, generation: int) -> Manifest:
     return store.amend(lambda before: _with_experts(before, experts))
 
 
-def restore_manifest(layout: GraphPaths) -> str:
+def restore_manifest(graph_paths: GraphPaths) -> str:
     """Replace a damaged manifest by the newest generation of its history, and say so.
 
     A generation is written to the history before it counts, so the newest one is either what the
@@ -87,7 +90,7 @@ def restore_manifest(layout: GraphPaths) -> str:
     FileRefusedError means that no generation can be read, or a merge would be lost; it says which.
     FormatVersionError means that another version of flowrl wrote the manifest.
     """
-    store = ExpertStore(layout)
+    store = ExpertStore(graph_paths)
     try:
         store.manifest()
     except FormatVersionError:
@@ -96,26 +99,26 @@ def restore_manifest(layout: GraphPaths) -> str:
         problem = str(error)
     else:
         return ""
-    readable = [known for _, known in manifests.read_history(layout) if known is not None]
+    readable = [known for _, known in manifests.read_history(graph_paths) if known is not None]
     if not readable:
         raise FileRefusedError(
-            f"{layout.manifest} is damaged, and no generation in {layout.history} can be read; "
-            f"restore {layout.checkpoints} from a backup"
+            f"{graph_paths.manifest} is damaged, and no generation in {graph_paths.history} can be "
+            f"read; restore {graph_paths.checkpoints} from a backup"
         )
-    found = readable[-1]
+    newest = readable[-1]
     made = ((manifests.generation_of(name), path) for (_, name), path in store.versions())
-    if later := [str(path) for generation, path in made if generation > found.generation]:
-        path = manifests.history_file(layout, found.generation)
+    if later := [str(path) for generation, path in made if generation > newest.generation]:
+        path = manifests.history_file(graph_paths, newest.generation)
         raise FileRefusedError(
-            f"{layout.manifest} is damaged, and so is the newest of its history. Generation "
-            f"{found.generation} can be read, but these later versions would be lost: "
-            f"{', '.join(later)}. Restore {layout.checkpoints} from a backup, or lose them: "
-            f"cp {path} {layout.manifest}"
+            f"{graph_paths.manifest} is damaged, and so is the newest of its history. Generation "
+            f"{newest.generation} can be read, but these later versions would be lost: "
+            f"{', '.join(later)}. Restore {graph_paths.checkpoints} from a backup, or lose them: "
+            f"cp {path} {graph_paths.manifest}"
         )
     with store.locked():
-        set_aside(layout, layout.manifest, problem, copy=True)
-        manifests.swap(layout, found)
-    return f"the manifest is generation {found.generation} of its history again"
+        set_aside(graph_paths, graph_paths.manifest, problem, copy=True)
+        manifests.swap(graph_paths, newest)
+    return f"the manifest is generation {newest.generation} of its history again"
 
 
 def fall_back(store: ExpertStore, broken: ExpertVersion, why: str) -> ExpertVersion | None:
@@ -156,20 +159,20 @@ def spares(store: ExpertStore) -> list[ExpertVersion]:
     """The versions that only the history names: those that can be fallen back on."""
     named = {
         (version.index, version.version): version
-        for _, known in manifests.read_history(store.layout)
+        for _, known in manifests.read_history(store.graph_paths)
         if known is not None
         for version in known.experts.values()
     }
     return [named[key] for key in named.keys() - store.manifest().versions]
 
 
-def set_aside(layout: GraphPaths, path: Path, why: str, *, copy: bool = False) -> Path:
+def set_aside(graph_paths: GraphPaths, path: Path, why: str, *, copy: bool = False) -> Path:
     """Move a damaged file or folder, if it is there, to quarantine, with the reason.
 
     A file that is replaced next is copied, so that it is never missing. FileRefusedError changes
     nothing: a link or a file is in the place of a folder.
     """
-    first = place = _quarantine_place(layout, path)
+    first = place = _quarantine_place(graph_paths, path)
     if not os.path.lexists(path):
         return place
     for number in itertools.count(1):
@@ -191,7 +194,7 @@ def _exchange(
 
     After a kill in between, the version that counts is missing, which is found and repaired.
     """
-    set_aside(store.layout, store.path_of(broken), why)
+    set_aside(store.graph_paths, store.path_of(broken), why)
 
     def change(before: Manifest) -> Manifest:
         others = {index: item for index, item in before.experts.items() if index != broken.index}
@@ -204,10 +207,10 @@ def _with_experts(before: Manifest, experts: Mapping[int, ExpertVersion]) -> Man
     return dataclasses.replace(before, generation=before.generation + 1, experts=experts)
 
 
-def _quarantine_place(layout: GraphPaths, path: Path) -> Path:
+def _quarantine_place(graph_paths: GraphPaths, path: Path) -> Path:
     """The path below quarantine/ for `path`, once no folder on either way is a link."""
-    place = layout.quarantine / path.relative_to(layout.root)
+    place = graph_paths.quarantine / path.relative_to(graph_paths.root)
     parents = {*path.parents, *place.parents}
-    refuse_links(sorted(folder for folder in parents if layout.root in folder.parents))
+    refuse_links(sorted(folder for folder in parents if graph_paths.root in folder.parents))
     storage.make_dir(place.parent)
     return place

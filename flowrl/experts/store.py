@@ -58,16 +58,16 @@ class Commit:
 class ExpertStore:
     """All versions of a graph's experts; any number of processes may merge and read at once."""
 
-    def __init__(self, layout: GraphPaths) -> None:
-        self.layout = layout
+    def __init__(self, graph_paths: GraphPaths) -> None:
+        self.graph_paths = graph_paths
 
     def manifest(self) -> Manifest:
         """The manifest that counts now; raises as `manifest.read` does."""
-        return manifests.read(self.layout)
+        return manifests.read(self.graph_paths)
 
     def path_of(self, version: ExpertVersion) -> Path:
         """The folder of a version."""
-        return self.layout.expert_version(version.index, version.skill, version.version)
+        return self.graph_paths.expert_version(version.index, version.skill, version.version)
 
     def archive_of(self, skill: str) -> RunPaths:
         """Return a merged skill's archive, by its name, machine name or expert number."""
@@ -75,10 +75,10 @@ class ExpertStore:
         for index, version in merged.items():
             names = (version.skill, slug(version.skill), str(index))
             if skill.strip().casefold() in map(str.casefold, names):
-                return self.layout.archive(index, version.skill)
+                return self.graph_paths.archive(index, version.skill)
         known = [version.skill for version in merged.values()]
         raise ExpertMissingError(
-            f"{self.layout.root} has no merged expert of {skill!r}{closest(skill, known)}; "
+            f"{self.graph_paths.root} has no merged expert of {skill!r}{closest(skill, known)}; "
             f"merged are: {', '.join(known) or 'none yet'}"
         )
 
@@ -92,10 +92,10 @@ class ExpertStore:
         if not path.is_dir():
             raise ExpertMissingError(f"{name}: {path} is missing; {_REMEDY}")
         try:
-            found = storage.tree_digest(path)
+            digest = storage.tree_digest(path)
         except FileRefusedError as error:
             raise ExpertCorruptError(f"{name}: {error}") from error
-        check_digest(found, path, version)
+        check_digest(digest, path, version)
         return path
 
     def questions(
@@ -105,8 +105,8 @@ class ExpertStore:
         before = self.manifest()
         if run_id in before.merged:
             return ()
-        found = (_decide(rule, run_id, before, candidate) for candidate in candidates)
-        return tuple(item for item in found if isinstance(item, Question))
+        decisions = (_decide(rule, run_id, before, candidate) for candidate in candidates)
+        return tuple(item for item in decisions if isinstance(item, Question))
 
     def commit(
         self,
@@ -131,7 +131,7 @@ class ExpertStore:
         with self.locked() as still_held:
             before = self.manifest()
             if run_id in before.merged:
-                manifests.write_pickle(self.layout, before)
+                manifests.write_pickle(self.graph_paths, before)
                 return Commit(manifest=before, decisions={}, already_merged=True)
             decisions: dict[int, MergeDecision] = {}
             new: list[tuple[ExpertVersion, Path]] = []
@@ -164,15 +164,19 @@ class ExpertStore:
         """Remove what a killed merge left, and collect what no manifest names."""
         with self.locked():
             present = self.manifest()
-            homes = (self.layout.checkpoints, self.layout.history, *self.layout.skills.glob("*"))
+            homes = (
+                self.graph_paths.checkpoints,
+                self.graph_paths.history,
+                *self.graph_paths.skills.glob("*"),
+            )
             for folder in (*homes, *self.expert_folders()):
                 storage.remove_leftovers(folder)
-            for generation in manifests.generations(self.layout):
+            for generation in manifests.generations(self.graph_paths):
                 if generation > present.generation:  # prepared, never swapped in
-                    storage.remove_file(manifests.history_file(self.layout, generation))
+                    storage.remove_file(manifests.history_file(self.graph_paths, generation))
             if present.generation:
-                manifests.write_history(self.layout, present)
-                manifests.write_pickle(self.layout, present)
+                manifests.write_history(self.graph_paths, present)
+                manifests.write_pickle(self.graph_paths, present)
             return self._collect(present, pinned)
 
     def collect_garbage(self, pinned: Pins = ()) -> tuple[Path, ...]:
@@ -182,8 +186,8 @@ class ExpertStore:
 
     def expert_folders(self) -> list[Path]:
         """The folder of each expert, in which its versions are."""
-        found = self.layout.skills.glob("*/expert_*_policy")
-        return sorted(path for path in found if path.is_dir() and not path.is_symlink())
+        folders = self.graph_paths.skills.glob("*/expert_*_policy")
+        return sorted(path for path in folders if path.is_dir() and not path.is_symlink())
 
     def versions(self) -> Iterator[tuple[tuple[int, str], Path]]:
         """Every version on disk, by (index, version)."""
@@ -195,7 +199,7 @@ class ExpertStore:
 
     def locked(self) -> AbstractContextManager[Callable[[], None]]:
         """Hold the global lock; gives a check that the lock file was not replaced meanwhile."""
-        return locks.held(self.layout.global_lock, timeout_seconds=_LOCK_SECONDS)
+        return locks.held(self.graph_paths.global_lock, timeout_seconds=_LOCK_SECONDS)
 
     def _swap(
         self,
@@ -205,11 +209,13 @@ class ExpertStore:
         new: Sequence[tuple[ExpertVersion, Path]] = (),
     ) -> None:
         """Replace the manifest, once the `new` versions are copied from their folders."""
-        if not self.layout.manifest.exists():  # so that "history without manifest" means damage
-            manifests.swap(self.layout, before)
+        if (
+            not self.graph_paths.manifest.exists()
+        ):  # so that "history without manifest" means damage
+            manifests.swap(self.graph_paths, before)
         try:
             self._publish(new)
-            manifests.write_history(self.layout, after)
+            manifests.write_history(self.graph_paths, after)
         except OSError:
             for version, _ in new:  # a full disk needs the space; what stays is garbage
                 with suppress(OSError):
@@ -217,9 +223,9 @@ class ExpertStore:
             raise
         storage.fault_point("commit.history")
         still_held()
-        manifests.swap(self.layout, after)
+        manifests.swap(self.graph_paths, after)
         storage.fault_point("commit.swapped")
-        manifests.write_pickle(self.layout, after)
+        manifests.write_pickle(self.graph_paths, after)
         logger.debug("manifest swapped", extra={"generation": after.generation})
 
     def _publish(self, new: Sequence[tuple[ExpertVersion, Path]]) -> None:
@@ -245,10 +251,10 @@ class ExpertStore:
             return ()
         named = present.versions | set(pinned)
         oldest = present.generation - manifests.KEPT_GENERATIONS + 1
-        history = dict(manifests.read_history(self.layout))
+        history = dict(manifests.read_history(self.graph_paths))
         for generation, known in history.items():
             if generation < oldest:
-                storage.remove_file(manifests.history_file(self.layout, generation))
+                storage.remove_file(manifests.history_file(self.graph_paths, generation))
             elif known is None:
                 logger.warning("nothing collected: generation %d is damaged", generation)
                 return ()
@@ -266,11 +272,11 @@ class ExpertStore:
         return orphans
 
 
-def refuse_misplaced(layout: GraphPaths) -> None:
+def refuse_misplaced(graph_paths: GraphPaths) -> None:
     """Raise FileRefusedError if a link or a file is in the place of a folder of the graph."""
-    checkpoints = (layout.checkpoints, layout.history)
-    runs = (layout.training_runs, layout.failed_runs)
-    refuse_links((layout.skills, *checkpoints, *runs, layout.skill_files))
+    checkpoints = (graph_paths.checkpoints, graph_paths.history)
+    runs = (graph_paths.training_runs, graph_paths.failed_runs)
+    refuse_links((graph_paths.skills, *checkpoints, *runs, graph_paths.skill_files))
 
 
 def refuse_links(folders: Iterable[Path]) -> None:
@@ -287,11 +293,11 @@ def refuse_links(folders: Iterable[Path]) -> None:
             )
 
 
-def check_digest(found: str, folder: Path, version: ExpertVersion) -> None:
+def check_digest(digest: str, folder: Path, version: ExpertVersion) -> None:
     """Raise ExpertCorruptError if the digest of a folder's files is not that of the version."""
-    if found != version.sha256:
+    if digest != version.sha256:
         raise ExpertCorruptError(
-            f"expert {version.index} ({version.skill}): {folder} has sha256 {found[:12]}…, "
+            f"expert {version.index} ({version.skill}): {folder} has sha256 {digest[:12]}…, "
             f"{version.sha256[:12]}… was committed; {_REMEDY}"
         )
 

@@ -201,8 +201,8 @@ def _loaded(point: EntryPoint) -> Game:
 @functools.cache
 def _entry_points() -> Mapping[str, EntryPoint]:
     """Every entry point by its name; nothing replaces a game that comes with flowrl."""
-    found = {name: EntryPoint(name, value, _GROUP) for name, value in SHIPPED.items()}
-    return found | {point.name: point for point in entry_points(group=_GROUP)} | found
+    shipped = {name: EntryPoint(name, value, _GROUP) for name, value in SHIPPED.items()}
+    return shipped | {point.name: point for point in entry_points(group=_GROUP)} | shipped
 
 
 def _places(package: str) -> list[str]:

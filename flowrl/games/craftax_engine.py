@@ -209,8 +209,8 @@ def _block_at(known: _Constants, blocks: jax.Array, positions: jax.Array) -> jax
     size = jnp.array(blocks.shape)
     inside = ((positions >= 0) & (positions < size)).all(axis=-1)
     rows, columns = jnp.moveaxis(jnp.clip(positions, 0, size - 1), -1, 0)
-    found = blocks.at[rows, columns].get(mode="promise_in_bounds")
-    return jnp.where(inside, found, known.out_of_bounds)
+    values = blocks.at[rows, columns].get(mode="promise_in_bounds")
+    return jnp.where(inside, values, known.out_of_bounds)
 
 
 def _closest_blocks(known: _Constants, world: Any) -> jax.Array:
@@ -223,12 +223,12 @@ def _closest_blocks(known: _Constants, world: Any) -> jax.Array:
     matches = seen[None, :] == jnp.arange(known.num_blocks)[:, None]
     cells = len(known.cells)
     words = _pack(matches)
-    found = []
+    indices = []
     for _ in range(NEAREST):
         index, words = _pop_lowest(words, none=cells)
-        found.append(index)
+        indices.append(index)
     offsets = np.concatenate([known.cells, np.full((1, 2), OUT_OF_SIGHT, np.int32)])
-    return jnp.asarray(offsets)[jnp.stack(found, axis=-1)].swapaxes(-1, -2)
+    return jnp.asarray(offsets)[jnp.stack(indices, axis=-1)].swapaxes(-1, -2)
 
 
 def _pack(matches: jax.Array) -> list[jax.Array]:

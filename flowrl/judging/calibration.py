@@ -134,12 +134,12 @@ _FIGURES = {"auc": auc, "brier": brier, "ece": calibration_error, "kappa": kappa
 
 def interval(figure: Figure, scores: np.ndarray, labels: np.ndarray, *, seed: int = 0) -> Interval:
     """A figure with its interval over resamples of the items that hold both labels."""
-    rng, found = np.random.default_rng(seed), []
-    while len(found) < RESAMPLES:
+    rng, values = np.random.default_rng(seed), []
+    while len(values) < RESAMPLES:
         rows = rng.integers(len(labels), size=len(labels))
         if 0 < labels[rows].sum() < len(labels):
-            found.append(figure(scores[rows], labels[rows]))
-    low, high = np.percentile(found, [2.5, 97.5])
+            values.append(figure(scores[rows], labels[rows]))
+    low, high = np.percentile(values, [2.5, 97.5])
     return Interval(value=figure(scores, labels), low=float(low), high=float(high))
 
 
@@ -147,10 +147,10 @@ def scores_of(
     judge: Judge, items: Iterable[Item], reasons: Counter[str] | None = None
 ) -> np.ndarray:
     """Return a judge's scores f64[N] of N items, NaN where it abstains; counts its reasons."""
-    found = [judge.score(item) for item in items]
+    judgements = [judge.score(item) for item in items]
     if reasons is not None:
-        reasons.update(one.why for one in found if one.score is None)
-    return np.array([one.score for one in found], float)
+        reasons.update(one.why for one in judgements if one.score is None)
+    return np.array([one.score for one in judgements], float)
 
 
 def measure(
@@ -208,12 +208,12 @@ def mutants(skill: Skill, game: Game) -> dict[str, Skill]:
     """
     turned = _Returns(lambda value: ast.UnaryOp(ast.USub(), value))
     never = _Returns(lambda value: ast.Compare(value, [ast.Gt()], [ast.Constant(10_000)]))
-    found = {
+    copies = {
         "reward turned": replace(skill, reward=_changed(skill.reward, turned)),
         "another counter": replace(skill, is_done=_changed(skill.is_done, _NextName(game))),
         "never done": replace(skill, is_done=_changed(skill.is_done, never)),
     }
-    return {kind: one for kind, one in found.items() if SkillText.of(one) != SkillText.of(skill)}
+    return {kind: one for kind, one in copies.items() if SkillText.of(one) != SkillText.of(skill)}
 
 
 def labelled_texts(skills: Iterable[Skill], game: Game, reached: Mapping[str, bool]) -> Labelled:
@@ -245,14 +245,14 @@ def changes(
         return map(SkillText.of, longer)
 
     first = scores_of(judge, map(SkillText.of, skills))
-    found = {
+    by_change = {
         "reordered": scores_of(judge, (SkillText.of(one, reverse=True) for one in skills)),
         "lengthened": scores_of(judge, described(_PADDING)),
         "instructed": scores_of(judge, described(DEMAND)),
     }
     if anew is not None:
-        found["again"] = np.array([anew(SkillText.of(one)).score for one in skills], float)
-    gaps = {name: abs(scores - first) for name, scores in found.items()}
+        by_change["again"] = np.array([anew(SkillText.of(one)).score for one in skills], float)
+    gaps = {name: abs(scores - first) for name, scores in by_change.items()}
     return {name: float(np.nanmean(x)) for name, x in gaps.items() if np.isnan(x).mean() <= 0.5}
 
 

@@ -106,52 +106,52 @@ class JudgeCommand(ReportCommand):
 
     def __call__(self) -> int:
         """Play, judge, measure; print and keep what was found."""
-        layout = existing_graph(self.graph_path.absolute())
+        graph_paths = existing_graph(self.graph_path.absolute())
         if len(self.judge_budget) != 3:
             raise ConfigError("--judge_budget takes calls, tokens and seconds, as 500,1M,1800")
         names: tuple[str, ...] = (self.judge,)
         if self.benchmark and self.judge == "learned":
             names = ("rule", "logistic", "transformer", *(["openai"] if self.base_url else []))
-        judging, found = GraphJudging(self, layout, names), {}
+        judging, reports = GraphJudging(self, graph_paths, names), {}
         try:
             for name in names:
                 try:
-                    found[name] = report = judging.report(name)
+                    reports[name] = report = judging.report(name)
                 except JudgeUnavailableError as error:
                     if len(names) == 1:
                         raise
                     logger.warning("%s; the others go on without it", error)
                     continue
-                storage.make_dir(layout.judging)
-                records.write(layout.judging / f"{name}.json", report)
+                storage.make_dir(graph_paths.judging)
+                records.write(graph_paths.judging / f"{name}.json", report)
                 if not self.json:
                     scores = (f"  {x}: {each:.3f} by {name}\n" for x, each in report.scores.items())
                     sys.stdout.write(f"{_line(report.calibration)}\n{''.join(scores)}")
         finally:
-            if self.json and found:
-                sys.stdout.write(json.dumps(records.to_json(found), indent=2) + "\n")
+            if self.json and reports:
+                sys.stdout.write(json.dumps(records.to_json(reports), indent=2) + "\n")
         return 0
 
     def work(self) -> int:
         """Play a skill's plan in this process, and write the recording to the standard output."""
         from flowrl.evaluation import record
 
-        paths, (skill,) = GraphPaths(self.graph_path), self.skills
-        found = record(paths, skill, episodes=self.episodes, seed=self.seed)
-        sys.stdout.buffer.write(found.to_bytes())
+        graph_paths, (skill,) = GraphPaths(self.graph_path), self.skills
+        recording = record(graph_paths, skill, episodes=self.episodes, seed=self.seed)
+        sys.stdout.buffer.write(recording.to_bytes())
         return 0
 
 
 class GraphJudging:
     """The graph's runs, the items to judge, and the judges."""
 
-    def __init__(self, flags: JudgeCommand, layout: GraphPaths, names: Sequence[str]) -> None:
-        self._flags, self._layout = flags, layout
-        store = ExpertStore(layout)
+    def __init__(self, flags: JudgeCommand, graph_paths: GraphPaths, names: Sequence[str]) -> None:
+        self._flags, self._graph_paths = flags, graph_paths
+        store = ExpertStore(graph_paths)
         self._generation = (merged := store.manifest()).generation
         named = flags.skills or [version.skill for version in merged.experts.values()]
         if not named:
-            raise ConfigError(f"{layout.root} has no merged skill yet; train one first")
+            raise ConfigError(f"{graph_paths.root} has no merged skill yet; train one first")
         archives = [store.archive_of(skill) for skill in named]
         self._runs = {run.skill: run for run in map(read_run, archives)}
         self._results = dict(zip(self._runs, map(read_result, archives), strict=True))
@@ -176,28 +176,28 @@ class GraphJudging:
             anew = partial(judge.score, kept=False) if again else None
             moved = calibration.changes(judge, study.skills, anew)
         why = next((why for why, _ in reasons.most_common(1)), "")
-        found = calibration.measure(
+        measured = calibration.measure(
             judge, study.kind, unseen, tuned=tuned, moved=moved, abstained=why
         )
         scores = {
-            skill: float(np.nanmean(calibration.scaled(each, found.temperature)))
+            skill: float(np.nanmean(calibration.scaled(each, measured.temperature)))
             for skill, each in said.items()
             if not np.isnan(each).all()
         }
-        return JudgeReport(generation=self._generation, calibration=found, scores=scores)
+        return JudgeReport(generation=self._generation, calibration=measured, scores=scores)
 
     @cached_property
     def _episodes(self) -> Study:
         """The first half of a usual episode of each that was played, and how it ended."""
-        found = {skill: self.recorded(run).prefixes() for skill, run in self._runs.items()}
-        own = {skill: items for skill, (items, _) in found.items()}
+        prefixes = {skill: self.recorded(run).prefixes() for skill, run in self._runs.items()}
+        own = {skill: items for skill, (items, _) in prefixes.items()}
         items = [item for some in own.values() for item in some]
         if len(items) < _FEWEST:
             raise ConfigError(
                 f"only {len(items)} episodes last long enough to be judged, and {_FEWEST} are "
                 "needed; raise --episodes"
             )
-        labels = np.concatenate([outcomes for _, outcomes in found.values()])
+        labels = np.concatenate([outcomes for _, outcomes in prefixes.values()])
         learn, tune, test = calibration.split(items, labels, self._flags.seed)
         return Study("episode", learn, tune, test, own)
 
@@ -206,7 +206,7 @@ class GraphJudging:
         """The library's and the graph's skills, and their mutants; half of them are unseen."""
         game = find_game(next(iter(self._runs.values())).config["env_name"])
         library = load_library(game.name)
-        known = SkillSources(self._layout).over(library, tell=False)
+        known = SkillSources(self._graph_paths).over(library, tell=False)
         reached = {
             skill: result.success_rate >= self._runs[skill].config["success_state_rate"]
             for skill, result in self._results.items()
@@ -218,7 +218,7 @@ class GraphJudging:
         if gone := reached.keys() - known.keys():
             raise ConfigError(
                 f"{', '.join(sorted(gone))}: the text is neither in the library nor in "
-                f"{self._layout.root}; name the skills to judge"
+                f"{self._graph_paths.root}; name the skills to judge"
             )
         own = {name: [SkillText.of(known[name])] for name in reached}
         both = [x for one in unseen for x in (one, *calibration.mutants(one, game).values())]
@@ -226,13 +226,15 @@ class GraphJudging:
 
     def recorded(self, run: TrainingRun) -> Recording:
         """Episodes of a run's plan, played by a process of their own, which needs no endpoint."""
-        flags, root = self._flags, self._layout.root
+        flags, root = self._flags, self._graph_paths.root
         order = replace(flags, graph_path=root, skills=(run.skill,), base_url="")
         logger.info("%s: playing %d episodes", run.skill, flags.episodes)
-        printed = confined_run(order, self._layout, run, how=flags.sandbox)
-        found = Recording.from_bytes(run.skill, printed)
-        logger.info("%s: %d of %d failed", run.skill, (~found.success).sum(), len(found.success))
-        return found
+        printed = confined_run(order, self._graph_paths, run, how=flags.sandbox)
+        recording = Recording.from_bytes(run.skill, printed)
+        logger.info(
+            "%s: %d of %d failed", run.skill, (~recording.success).sum(), len(recording.success)
+        )
+        return recording
 
     def _judge(self, name: str, study: Study) -> Any:
         """Make a judge; what it needs is loaded now."""
@@ -243,7 +245,7 @@ class GraphJudging:
         if name in _READERS:
             reader = self._readers[name]
             if name == "dspy":
-                storage.make_dir(folder := self._layout.judging)
+                storage.make_dir(folder := self._graph_paths.judging)
                 reader.compile(*study.learn, folder / "program.json", self._flags.dspy_compiler)
             return reader
         from flowrl.judging import learned
@@ -264,7 +266,7 @@ class GraphJudging:
         except ImportError as error:
             extra = f"pip install '.[{'llm' if name == 'openai' else name}]' in flowrl's folder"
             raise ConfigError(f"--judge {name} needs {extra}: {error}") from error
-        answers = self._layout.judging / "answers"
+        answers = self._graph_paths.judging / "answers"
         return Reader(self._flags.base_url, self._flags.model, self._budget, answers)
 
 

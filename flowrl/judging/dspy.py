@@ -61,7 +61,7 @@ class _BoundedLM(dspy.LM):
                 raise LMError("the budget is used up")
             self.budget.spend(calls=1)
             try:
-                found = super().__call__(*given, **settings)
+                response = super().__call__(*given, **settings)
             except LMError as error:
                 if retry == RETRIES or not is_retryable_lm_error(error):
                     raise
@@ -69,7 +69,7 @@ class _BoundedLM(dspy.LM):
             else:
                 usage = self.history[-1].get("usage") or {}
                 self.budget.spend(tokens=int(usage.get("total_tokens") or 0))
-                return found
+                return response
         return None
 
 

@@ -52,18 +52,18 @@ class EnsembleJudge:
             if weight > 0
         ]
         cost = sum((one.cost for _, one in asked), Cost())
-        found = {one.judge: (weight, one.score) for weight, one in asked if one.score is not None}
-        scores = [score for _, score in found.values()]
+        votes = {one.judge: (weight, one.score) for weight, one in asked if one.score is not None}
+        scores = [score for _, score in votes.values()]
         if not asked:
             names = ", ".join(member.name for member in self.members)
             return judgement(self, None, f"all its members are advisory: {names}", cost)
-        if not found:
+        if not votes:
             return judgement(self, None, "no member judges it", cost)
         if max(scores) - min(scores) > _DISAGREEMENT:
-            said = ", ".join(f"{name} {score}" for name, (_, score) in found.items())
+            said = ", ".join(f"{name} {score}" for name, (_, score) in votes.items())
             return judgement(self, None, f"the members disagree: {said}", cost)
-        odds = self.bias + sum(weight * float(log_odds(score)) for weight, score in found.values())
-        return judgement(self, float(1 / (1 + np.exp(-odds))), f"by {', '.join(found)}", cost)
+        odds = self.bias + sum(weight * float(log_odds(score)) for weight, score in votes.values())
+        return judgement(self, float(1 / (1 + np.exp(-odds))), f"by {', '.join(votes)}", cost)
 
     def _ask(self, member: Judge, item: Item) -> Judgement:
         if member.name not in self.lost:

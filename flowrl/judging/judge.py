@@ -194,10 +194,10 @@ class Recording(NamedTuple):
     def from_bytes(skill: str, content: bytes) -> Recording:
         """The recording of a skill by another process; FileRefusedError if it is malformed."""
         try:
-            found = load(content)
-            lengths, success = found.pop("lengths"), found.pop("success").view("u1")
-            steps = np.stack([found[name] for name in sorted(found)], axis=-1)
-            names = tuple(name.removeprefix("step ") for name in sorted(found))
+            arrays = load(content)
+            lengths, success = arrays.pop("lengths"), arrays.pop("success").view("u1")
+            steps = np.stack([arrays[name] for name in sorted(arrays)], axis=-1)
+            names = tuple(name.removeprefix("step ") for name in sorted(arrays))
             shape, kinds = (len(lengths), RECORDED, len(names)), (steps.dtype, lengths.dtype)
             if (steps.shape, success.shape) != (shape, lengths.shape) or PLAN_STEP not in names:
                 raise ValueError("its parts do not fit together")

@@ -60,9 +60,9 @@ def fit_logistic(items: Sequence[Trajectory], labels: np.ndarray) -> LearnedJudg
 
     bool[N] of the items have succeeded.
     """
-    found = np.stack([summed_up(item.steps[None])[0, -1] for item in items])
-    mean, scale = found.mean(axis=0), np.maximum(found.std(axis=0), 1e-6)
-    inputs, signs = (found - mean) / scale, np.where(labels, 1.0, -1.0)
+    features = np.stack([summed_up(item.steps[None])[0, -1] for item in items])
+    mean, scale = features.mean(axis=0), np.maximum(features.std(axis=0), 1e-6)
+    inputs, signs = (features - mean) / scale, np.where(labels, 1.0, -1.0)
 
     def loss(values: np.ndarray) -> tuple[float, np.ndarray]:
         weights, bias = values[:-1], values[-1]
@@ -152,9 +152,9 @@ def _trained(rows: _Rows, held: _Rows, *, seed: int) -> Any:
         batch = rows.take(rng.integers(len(rows.last), size=_BATCH))
         params, state = _learn(params, state, batch)
         if step % _CHECK == 0:
-            found, waited = float(_loss(params, held)), waited + 1
-            if found < least:
-                best, least, waited = params, found, 0
+            loss, waited = float(_loss(params, held)), waited + 1
+            if loss < least:
+                best, least, waited = params, loss, 0
         if waited == _PATIENCE:
             break
     return best
@@ -184,5 +184,5 @@ def better(
     """Whichever is better on items that neither has seen; the small one unless it is clear."""
     if not 0 < labels.sum() < len(labels):
         return small
-    found = [auc(scores_of(judge, items), labels) for judge in (small, large)]
-    return large if found[1] > found[0] + _CLEAR else small
+    areas = [auc(scores_of(judge, items), labels) for judge in (small, large)]
+    return large if areas[1] > areas[0] + _CLEAR else small

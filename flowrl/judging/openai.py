@@ -129,11 +129,11 @@ class EndpointJudge(ABC):
             return judgement(self, None, USED_UP)
         finally:
             self.budget.spend(seconds=time.monotonic() - began)
-        found = judgement(self, score, self._redacted(why), self.budget.spent - before)
+        answer = judgement(self, score, self._redacted(why), self.budget.spent - before)
         if path is not None:
             storage.make_dir(path.parent)
-            records.write(path, found)
-        return found
+            records.write(path, answer)
+        return answer
 
     def unavailable(self, error: Exception, status: int | None, *, late: bool) -> Exception:
         """The error of an endpoint that cannot be asked, by its HTTP status if it has one."""
@@ -225,10 +225,10 @@ def read_answer(body: str) -> tuple[float | None, str, int | None]:
     with suppress(*_MALFORMED):
         choice = json.loads(body)["choices"][0]
         said = json.loads(choice["message"]["content"])
-        found, reason = said["score"], said["why"]
+        value, reason = said["score"], said["why"]
         whole = choice.get("finish_reason") != "length"
-        if whole and type(found) in (int, float) and 0 <= found <= 1:
-            score, why = float(found), reason if isinstance(reason, str) else ""
+        if whole and type(value) in (int, float) and 0 <= value <= 1:
+            score, why = float(value), reason if isinstance(reason, str) else ""
     return score, printable(why)[:WHY_LIMIT], tokens
 
 

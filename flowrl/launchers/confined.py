@@ -42,13 +42,13 @@ class ConfinedWork(Protocol):
 
 
 def confined_run(
-    order: ConfinedWork, layout: GraphPaths, run: TrainingRun, *, how: Sandbox
+    order: ConfinedWork, graph_paths: GraphPaths, run: TrainingRun, *, how: Sandbox
 ) -> bytes:
     """Return what a confined process prints that plays a run's plan; it sees the graph, read-only.
 
     What it logs goes to standard error. Raises ConfinedError for another exit code than 0.
     """
-    confined = sandbox.confinement(how, layout.root)
+    confined = sandbox.confinement(how, graph_paths.root)
     env = sandbox.confined_env(sandbox.child_env())
     config = configs.from_json(PPOConfig, run.config)
     cache = sandbox.compile_cache(config.compile_cache, env).absolute()

@@ -74,12 +74,12 @@ def of_script(script: Path, argument: str) -> list[int]:
 
 def _others(holds: Callable[[Path], bool]) -> list[int]:
     """The other processes for whose folder in /proc this holds, as far as it can be read."""
-    found = []
+    pids = []
     for folder in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
             if folder.name.isdigit() and int(folder.name) != os.getpid() and holds(folder):
-                found.append(int(folder.name))
-    return found
+                pids.append(int(folder.name))
+    return pids
 
 
 class EndWatcher:

@@ -121,11 +121,11 @@ def becomes_free(folder: Path) -> bool:
 
 def outcome(handle: Handle, folder: Path) -> Outcome | None:
     """Return the outcome, or None while a process of the job lives; orphans are ended here."""
-    found = _outcome(handle, folder)
-    if found is not None:
+    result = _outcome(handle, folder)
+    if result is not None:
         _forget_secrets(JobPaths(folder))
         storage.remove_part_files(folder)  # of a runner that was killed
-    return found
+    return result
 
 
 def _outcome(handle: Handle, folder: Path) -> Outcome | None:
@@ -178,16 +178,16 @@ def request_stop(folder: Path) -> None:
 def read_start(folder: Path, run_id: str) -> StartRecord | None:
     """start.json of this run; None when it is missing, of another run, or unreadable."""
     with suppress(FileRefusedError):
-        found = records.read(JobPaths(folder).start_json, StartRecord, sealed=False)
-        return found if found.run_id == run_id else None
+        record = records.read(JobPaths(folder).start_json, StartRecord, sealed=False)
+        return record if record.run_id == run_id else None
     return None
 
 
 def read_exit(folder: Path, run_id: str) -> ExitRecord | None:
     """exit.json of this run; None when it is missing, of another run, or unreadable."""
     with suppress(FileRefusedError):
-        found = records.read(JobPaths(folder).exit_json, ExitRecord, sealed=False)
-        return found if found.run_id == run_id else None
+        record = records.read(JobPaths(folder).exit_json, ExitRecord, sealed=False)
+        return record if record.run_id == run_id else None
     return None
 
 

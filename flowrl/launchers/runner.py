@@ -203,10 +203,10 @@ def kill_beyond(pid: int, limits: dict[str, int], folder: str, excess: list[str]
 
 def tree_of(pid: int) -> list[int]:
     """A process and all that it and its descendants have started."""
-    found = [pid]
-    for one in found:  # which grows meanwhile
-        found += children_of(one)
-    return found
+    pids = [pid]
+    for one in pids:  # which grows meanwhile
+        pids += children_of(one)
+    return pids
 
 
 def resident_bytes(pid: int) -> int:
@@ -240,12 +240,12 @@ def send(pid: int, number: int, *, sandboxed: bool) -> None:
 
 def children_of(pid: int) -> list[int]:
     """The processes that this one has started, by any of its threads."""
-    found: list[int] = []
+    pids: list[int] = []
     with suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):
             with open(f"/proc/{pid}/task/{thread}/children", encoding="ascii") as file:
-                found += map(int, file.read().split())
-    return found
+                pids += map(int, file.read().split())
+    return pids
 
 
 def death_signal(status: int, *, sandboxed: bool) -> int | None:

@@ -204,8 +204,8 @@ def host_devices(environ: Mapping[str, str]) -> int:
     >>> host_devices({"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}), host_devices({})
     (4, 1)
     """
-    found = re.findall(rf"{HOST_DEVICES}(\d+)", environ.get("XLA_FLAGS", ""))
-    return int(found[-1]) if found else 1
+    counts = re.findall(rf"{HOST_DEVICES}(\d+)", environ.get("XLA_FLAGS", ""))
+    return int(counts[-1]) if counts else 1
 
 
 def confinement(
@@ -221,13 +221,13 @@ def confinement(
     program = shutil.which("bwrap")
     said = _CONFINED + (_OFFLINE if network_wanted else "")
     hidden = Path(os.path.realpath(graph)) if graph else None
-    found = Confinement(program=program, hidden=hidden, disable_userns=True, said=said)
-    problem = _MISSING if program is None else problem_of(found)
+    candidate = Confinement(program=program, hidden=hidden, disable_userns=True, said=said)
+    problem = _MISSING if program is None else problem_of(candidate)
     if problem and program is not None:  # an older bubblewrap
-        found = replace(found, disable_userns=False)
-        problem = problem_of(found)
+        candidate = replace(candidate, disable_userns=False)
+        problem = problem_of(candidate)
     if problem is None:
-        return found
+        return candidate
     if wanted == "bwrap":
         raise ConfigError(f"--sandbox bwrap: {problem}; {_REMEDY}")
     return Confinement(said=f"trainers are not confined: {problem}; skill code has all your rights")

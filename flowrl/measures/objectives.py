@@ -121,9 +121,9 @@ def parse_objective(text: str, *, measured: Sequence[str] = tuple(MEASURES)) -> 
     weights: dict[str, float] = {}
     limits: list[tuple[str, str, float]] = []
     for term in text.split(","):
-        found = _TERM.fullmatch(term.strip())
+        match = _TERM.fullmatch(term.strip())
         try:
-            name, sign, value = found["name"], found["sign"], float(found["value"])  # type: ignore[index]
+            name, sign, value = match["name"], match["sign"], float(match["value"])  # type: ignore[index]
         except (TypeError, ValueError) as error:
             raise ConfigError(
                 f"objective {text!r}: {term.strip()!r} is not measure=weight, measure>=limit or "

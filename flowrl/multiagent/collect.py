@@ -273,8 +273,8 @@ def _checked_observations(copies: _Copies, state: Any) -> np.ndarray:
 
 def _checked(copies: _Copies, name: str, *args: Any) -> Any:
     """Call a verb; its rewards are `[A]`, its `done` is `[]` or `[A]`."""
-    found, names = getattr(copies.world, name)(*args), _RETURNED[name]
-    parts = found if len(names) > 1 else (found,)
+    returned, names = getattr(copies.world, name)(*args), _RETURNED[name]
+    parts = returned if len(names) > 1 else (returned,)
     if not isinstance(parts, tuple) or len(parts) != len(names):
         wanted = " and ".join(names)
         raise TrainingError(f"{copies.place}: {name} is to return {wanted}; repair the world")
@@ -286,7 +286,7 @@ def _checked(copies: _Copies, name: str, *args: Any) -> Any:
         if shape != (number,) and (part, shape) != ("done", ()):
             place = f"{copies.place}: {name} returns {part}"
             raise TrainingError(f"{place} of shape {shape}, not ({number},); repair the world")
-    return found
+    return returned
 
 
 def _shape(value: Any) -> tuple[int, ...] | str:
@@ -309,14 +309,14 @@ def _check_shapes(world: World, key: jax.Array) -> None:
             f"--world {world.name} cannot be traced by JAX ({format_raised(error)}); repair it, or "
             "set --acting call if it is not written in JAX"
         ) from error
-    for verb, found, expected in (
+    for verb, shape, expected in (
         ("observe", seen.shape, (number, wide)),
         ("step, rewards", reward.shape, (number,)),
         ("step, done", done.shape or (number,), (number,)),
         ("step, the state", _shapes(after), _shapes(state)),
     ):
-        if found != expected:
-            problem = f"the world {world.name} ({verb}) returns shape {found}, not {expected}"
+        if shape != expected:
+            problem = f"the world {world.name} ({verb}) returns shape {shape}, not {expected}"
             raise ConfigError(f"{problem}; repair the world")
 
 

@@ -52,6 +52,6 @@ def dqn_loss(
     best = q_values(target, steps.next_obs, mask, activation=activation).max(-1)
     wanted = steps.reward + gamma * jnp.where(steps.done, 0.0, best)
     q = q_values(network, steps.obs, mask, activation=activation)
-    found = jnp.take_along_axis(q, steps.action[:, None], axis=-1)[:, 0]
-    loss = 0.5 * jnp.square(found - jax.lax.stop_gradient(wanted)).mean()
-    return loss, {"loss": loss, "value": found.mean()}
+    values = jnp.take_along_axis(q, steps.action[:, None], axis=-1)[:, 0]
+    loss = 0.5 * jnp.square(values - jax.lax.stop_gradient(wanted)).mean()
+    return loss, {"loss": loss, "value": values.mean()}

@@ -66,7 +66,7 @@ class IndependentResult:
 class _Run(NamedTuple):
     config: IndependentConfig
     world: World
-    paths: IndependentPaths
+    run_paths: IndependentPaths
 
     def frames(self, epochs: int) -> int:
         """Turns that all copies of the world take in so many epochs."""
@@ -82,12 +82,12 @@ def train(config: IndependentConfig, stop: Callable[[], int | None]) -> int:
     """
     use_compile_cache(None)
     check_backend()
-    paths = IndependentPaths(config.run_folder.absolute())
-    run = _Run(config, open_world(config.world, config.agents), paths)
+    run_paths = IndependentPaths(config.run_folder.absolute())
+    run = _Run(config, open_world(config.world, config.agents), run_paths)
     overlap = config.overlap and not config.debug
     with Threads(overlap=overlap, stall_timeout=config.stall_timeout) as threads:
         (((collect, learn, new), _),) = threads.results(Call("collect", 0, lambda: _programs(run)))
-        with locks.held(paths.program_lock, timeout_seconds=1):
+        with locks.held(run_paths.program_lock, timeout_seconds=1):
             start = _start(run, new)
             if start is None:
                 return 0
@@ -98,7 +98,7 @@ def train(config: IndependentConfig, stop: Callable[[], int | None]) -> int:
                 logger.info("saved at epoch %d; the same command goes on", last.epoch)
                 return code
             _finish(run, last, returns)
-    logger.info("finished, see %s", paths.result_json)
+    logger.info("finished, see %s", run_paths.result_json)
     return 0
 
 
@@ -106,9 +106,9 @@ def _train(
     run: _Run, boundary: Boundary, epochs: Iterable[Epoch], stop: Callable[[], int | None]
 ) -> tuple[Boundary, np.ndarray, int]:
     """Train from a boundary on; returns the last one, its mean returns, and the exit code."""
-    config, paths, begun = run.config, run.paths, boundary.epoch
+    config, run_paths, begun = run.config, run.run_paths, boundary.epoch
     trackers = open_trackers(
-        paths, flags.flags(config), run_id=runs.STANDALONE, frames=run.frames(begun)
+        run_paths, flags.flags(config), run_id=runs.STANDALONE, frames=run.frames(begun)
     )
     trackers.add(Reports(run, begun))
     checkpoints = run_io.Checkpointer(config.checkpoint_seconds)
@@ -122,11 +122,11 @@ def _train(
             if (code := stop()) is not None:
                 break
             if boundary.epoch < config.epochs:
-                checkpoints.due(partial(checkpoint.save_resume, paths.resume, boundary))
+                checkpoints.due(partial(checkpoint.save_resume, run_paths.resume, boundary))
             del epoch  # it holds a buffer, and two others are needed in the next one
     finally:
         if begun < boundary.epoch < config.epochs:
-            checkpoint.save_resume(paths.resume, boundary)
+            checkpoint.save_resume(run_paths.resume, boundary)
         if config.timeline:
             _write_timeline(config.timeline, spans)
         trackers.close()
@@ -182,7 +182,7 @@ class Reports:
         began = self._began or (time.monotonic(), frames)
         progress = Progress.since(began, frames=frames, total_frames=total, **facts)
         try:
-            runs.write_progress(self._run.paths, progress)
+            runs.write_progress(self._run.run_paths, progress)
         except OSError as error:
             logger.warning("progress.json cannot be written: %s", format_error(error))
         logger.info("%s%s", progress.line(_REPORT), returns)
@@ -237,38 +237,38 @@ def _start(run: _Run, new: Boundary) -> Boundary | None:
 
     Raises ConfigError if it was begun as another one, or has as many epochs as are asked for.
     """
-    config, paths = run.config, run.paths
+    config, run_paths = run.config, run.run_paths
     # The world is compared first.
     values = {"world": config.world} | flags.to_json(config) | described(config, run.world)
-    finished = paths.result_json.exists()
-    if not (config.resume and (finished or checkpoint.has_resume(paths.resume))):
-        storage.remove_file(paths.result_json)
-        storage.remove_tree(paths.policies)
-        records.write(paths.run_json, values)
+    finished = run_paths.result_json.exists()
+    if not (config.resume and (finished or checkpoint.has_resume(run_paths.resume))):
+        storage.remove_file(run_paths.result_json)
+        storage.remove_tree(run_paths.policies)
+        records.write(run_paths.run_json, values)
         return new
-    begun = records.read_document(paths.run_json, remedy=_ANEW)
+    begun = records.read_document(run_paths.run_json, remedy=_ANEW)
     for name, now in values.items():
         free = name in _FREE or (name == "epochs" and not finished)
         if (was := begun.get(name)) != now and not free:
             what, remedy = f"--{name}", f"give it as before, or {_ANEW}"
             if name in Sizes._fields:
                 what, remedy = f"the agents' {name}", _ANEW
-            made = f"{paths.folder} was {'finished' if finished else 'begun'}"
+            made = f"{run_paths.folder} was {'finished' if finished else 'begun'}"
             if name == "module_sha256":
                 code = module_file(config.world)
                 raise ConfigError(f"{made} with other code in {code}; restore it, or {_ANEW}")
             raise ConfigError(f"{made} with {what} {_words(was)}, not {_words(now)}; {remedy}")
     if finished:
-        logger.info("already finished, see %s", paths.result_json)
+        logger.info("already finished, see %s", run_paths.result_json)
         return None
     experience = collecting.experience_like(run.world.sizes, config.learner) if config.lag else None
     like = new._replace(epoch=np.int64(0), experience=experience)
-    saved = checkpoint.load_resume(paths.resume, like)
+    saved = checkpoint.load_resume(run_paths.resume, like)
     saved = saved._replace(epoch=int(saved.epoch))
     if saved.epoch >= config.epochs:
-        has = f"{paths.folder} has {saved.epoch} epochs"
+        has = f"{run_paths.folder} has {saved.epoch} epochs"
         raise ConfigError(f"--epochs {config.epochs}: {has}; give more, or {_ANEW}")
-    records.write(paths.run_json, values)
+    records.write(run_paths.run_json, values)
     logger.info("goes on from epoch %d", saved.epoch)
     return saved
 
@@ -297,7 +297,7 @@ def _check_agents(before: Boundary, epoch: Epoch) -> None:
 
 def _finish(run: _Run, last: Boundary, returns: np.ndarray) -> None:
     """Publish the agents by one rename, each in its own sizes; then write the result."""
-    paths, frames, params = run.paths, run.frames(last.epoch), []
+    run_paths, frames, params = run.run_paths, run.frames(last.epoch), []
     networks = jax.device_get(unpack(last.learner.policy.network))
     for agent, own in enumerate(zip(*run.world.sizes, strict=True)):
         like = checkpoint.like_of(expert_shapes(*own, run.config.learner.layer_size))
@@ -306,12 +306,12 @@ def _finish(run: _Run, last: Boundary, returns: np.ndarray) -> None:
     result = IndependentResult(
         epochs=last.epoch,
         frames=frames,
-        agents=run_io.publish(paths, numbers, params, acted=acted),
+        agents=run_io.publish(run_paths, numbers, params, acted=acted),
         frozen=tuple(map(int, np.flatnonzero(~np.asarray(last.learner.alive)))),
         mean_returns=tuple(float(mean) if abs(mean) <= _LARGEST else None for mean in returns),
     )
-    records.write(paths.result_json, result)
-    storage.remove_tree(paths.resume)
+    records.write(run_paths.result_json, result)
+    storage.remove_tree(run_paths.resume)
 
 
 def _own_part(agent: int, like: jax.ShapeDtypeStruct, leaf: np.ndarray) -> np.ndarray:

@@ -241,8 +241,8 @@ def _sum_of_pairs(of_tile: Callable[..., Any], tiles: Tiles, total: Any, *, size
             return one, of_tile(partner, length[second], computed)
 
         least = jnp.searchsorted(jnp.asarray(sizes), length[first])
-        found = jax.lax.switch(least, [partial(of_pair, computed) for computed in sizes])
-        for tile, (grads, output) in zip((first, second), found, strict=True):
+        results = jax.lax.switch(least, [partial(of_pair, computed) for computed in sizes])
+        for tile, (grads, output) in zip((first, second), results, strict=True):
             add, put = partial(_added, at=tiles.expert[tile]), partial(_written, at=place[tile])
             total = jax.tree.map(add, total[0], grads), jax.tree.map(put, total[1], output)
         return total

@@ -50,8 +50,8 @@ class Comparison:
 
 
 def evidence(
-    layout: GraphPaths,
-    paths: RunPaths,
+    graph_paths: GraphPaths,
+    run_paths: RunPaths,
     run: TrainingRun,
     questions: Sequence[Question],
     *,
@@ -62,20 +62,20 @@ def evidence(
     ComparingError means that they are being found out; try again. The job that does so runs skill
     code; it is confined where it can be, without `confinement`.
     """
-    folder = layout.comparisons / run.run_id
+    folder = graph_paths.comparisons / run.run_id
     asked = Comparison(
         run_id=run.run_id,
-        run_folder=paths.folder.name,
+        run_folder=run_paths.folder.name,
         expert=run.expert,
         limit_seconds=LIMIT_SECONDS,
         questions=tuple(questions),
     )
     known = _known(folder, asked)
     if not known.answers:
-        job = comparison_job(layout, folder, run)
+        job = comparison_job(graph_paths, folder, run)
         handle = LAUNCHED.get(folder) or LAUNCHER.find(job)
         if handle is None:
-            how = confinement or sandbox.confinement("auto", layout.root)
+            how = confinement or sandbox.confinement("auto", graph_paths.root)
             LAUNCHED[folder] = LAUNCHER.launch(_confined(job, how, run))
         elif LAUNCHER.poll(handle, folder):
             known = _ended(folder, asked)
@@ -88,12 +88,12 @@ def evidence(
     )
 
 
-def remove_stale(layout: GraphPaths, live: Collection[str]) -> None:
+def remove_stale(graph_paths: GraphPaths, live: Collection[str]) -> None:
     """Remove the comparisons of runs that are not live; `live` are the run ids that stay."""
-    if not layout.comparisons.is_dir():
+    if not graph_paths.comparisons.is_dir():
         return
-    storage.remove_leftovers(layout.comparisons)
-    for folder in sorted(layout.comparisons.iterdir()):
+    storage.remove_leftovers(graph_paths.comparisons)
+    for folder in sorted(graph_paths.comparisons.iterdir()):
         if folder.is_symlink() or not folder.is_dir():
             continue
         if folder.name in live:
@@ -116,22 +116,22 @@ def read_record(folder: Path) -> Comparison | None:
     """The record of a comparison, None without one; FileRefusedError if it is damaged."""
     if not record_of(folder).exists():
         return None
-    found = records.read(record_of(folder), Comparison)
+    record = records.read(record_of(folder), Comparison)
     answers = (
         replace(answer, folder=blend_of(folder, answer.question.expert))
         if isinstance(answer, Blended)
         else answer
-        for answer in found.answers
+        for answer in record.answers
     )
-    return replace(found, answers=tuple(answers))
+    return replace(record, answers=tuple(answers))
 
 
 def _known(folder: Path, asked: Comparison) -> Comparison:
     """The record of these very questions; any other is removed with its job."""
     try:
-        found = read_record(folder)
-        if found is not None and replace(found, answers=()) == asked:
-            return found
+        record = read_record(folder)
+        if record is not None and replace(record, answers=()) == asked:
+            return record
     except FileRefusedError as error:
         logger.warning("asked anew: %s", error)
     clear(folder)
@@ -142,20 +142,20 @@ def _known(folder: Path, asked: Comparison) -> Comparison:
 
 def _ended(folder: Path, asked: Comparison) -> Comparison:
     """The record after the job's end, with answers."""
-    found = _known(folder, asked)  # the job may have answered since the first look
-    if not found.answers:
+    record = _known(folder, asked)  # the job may have answered since the first look
+    if not record.answers:
         said = read_log_tail(folder / LOG) or ("it left no log",)
         why = f"the program that does it failed ({said[-1][:150]})"
-        logger.warning("%s: %s", found.run_folder, why)
-        unanswered = (Unanswered(question=question, why=why) for question in found.questions)
-        found = replace(found, answers=tuple(unanswered))
-        records.write(record_of(folder), found)
-    return found
+        logger.warning("%s: %s", record.run_folder, why)
+        unanswered = (Unanswered(question=question, why=why) for question in record.questions)
+        record = replace(record, answers=tuple(unanswered))
+        records.write(record_of(folder), record)
+    return record
 
 
-def comparison_job(layout: GraphPaths, folder: Path, run: TrainingRun) -> Job:
+def comparison_job(graph_paths: GraphPaths, folder: Path, run: TrainingRun) -> Job:
     """Return the job that answers the questions of a run's merge."""
-    root = str(layout.root.absolute())
+    root = str(graph_paths.root.absolute())
     return Job(
         name=f"flowrl_compare_{run.run_id}",
         run_id=run.run_id,

@@ -161,9 +161,9 @@ class CommandExecutor:
         assert request.run_id is not None
         try:
             summary = self._backend.merge(request)
-            found = summary.get("run_id", request.run_id)
-            if found != request.run_id:
-                raise ResultRefusedError(f"found run {found} instead of {request.run_id}")
+            run_id = summary.get("run_id", request.run_id)
+            if run_id != request.run_id:
+                raise ResultRefusedError(f"found run {run_id} instead of {request.run_id}")
         except SKILL_ERRORS as error:
             self._report(request, error)
             if isinstance(error, BusyError) or is_transient(error):
@@ -241,9 +241,9 @@ class CommandExecutor:
     def _ended(self, request: RunRequest, job: Job, outcome: RunResult | Exited | Lost) -> Event:
         if isinstance(outcome, RunResult):
             return events.RunEnded(request.skill, job.run_id, outcome, outcome.frames)
-        paths = RunPaths(job.folder, request.expert)
-        progress, tail = progress_of(paths, job.run_id), read_log_tail(paths.training_log)
-        frames, saved = (progress.frames if progress else 0), newest_checkpoint(paths)
+        run_paths = RunPaths(job.folder, request.expert)
+        progress, tail = progress_of(run_paths, job.run_id), read_log_tail(run_paths.training_log)
+        frames, saved = (progress.frames if progress else 0), newest_checkpoint(run_paths)
         self._disk.check()
         full = not self._disk.ok
         return events.RunEnded(request.skill, job.run_id, outcome, frames, tail, saved, full)
@@ -286,11 +286,11 @@ class CommandExecutor:
         handle = status.handle
         if handle is not None and self._limits.seconds_left(handle, job.limit_seconds) < 0:
             return (events.RunLate(entry.skill, job.run_id, StopReason.OVERDUE),)
-        paths = RunPaths(job.folder, entry.expert or 0)
-        progress = None if status.trains_since else progress_of(paths, job.run_id)
+        run_paths = RunPaths(job.folder, entry.expert or 0)
+        progress = None if status.trains_since else progress_of(run_paths, job.run_id)
         if progress and progress.steps_per_second > 0:  # as it is after a launch's first update
             return (events.RunTrains(entry.skill, job.run_id),)
-        if self._limits.is_silent(job.run_id, paths.progress):
+        if self._limits.is_silent(job.run_id, run_paths.progress):
             if self._disk.ok:
                 return (events.RunLate(entry.skill, job.run_id, StopReason.HUNG),)
             self._limits.forget(job.run_id)  # it cannot write its progress either
@@ -350,10 +350,10 @@ def _request(entry: Entry, status: Running) -> RunRequest:
     )
 
 
-def newest_checkpoint(paths: RunPaths) -> int:
+def newest_checkpoint(run_paths: RunPaths) -> int:
     """Return the number of the newest checkpoint or round that the run has saved; 0 without."""
-    names = [path.name for path in paths.folder.glob("*_policies/resume/*")]
-    names += [path.parent.name for path in paths.rounds.glob("*/round.json")]
+    names = [path.name for path in run_paths.folder.glob("*_policies/resume/*")]
+    names += [path.parent.name for path in run_paths.rounds.glob("*/round.json")]
     return max((int(name) + 1 for name in names if _CHECKPOINT.fullmatch(name)), default=0)
 
 

@@ -125,12 +125,12 @@ class Feeder:
 
     def _prefer_learners(self) -> None:
         """With `--curriculum`, order the skills that were tried by their learning progress."""
-        layout = self._scheduler.layout
+        graph_paths = self._scheduler.graph_paths
         for entry in list(self._scheduler.state.entries.values()):
             waits = isinstance(entry.status, Waiting) and entry.trained is None
             if not (self._scheduler.schedule.curriculum and waits) or entry.expert is None:
                 continue
-            progress = learning_progress(_newest_curve(layout, entry.expert, entry.skill))
+            progress = learning_progress(_newest_curve(graph_paths, entry.expert, entry.skill))
             priority = self._flow.weight(entry.skill) - _TRIED + round(_TRIED * progress)
             if entry.priority != priority:
                 self._scheduler.set_priority(entry.skill, priority)
@@ -156,10 +156,10 @@ class Feeder:
         self._flow.on_skill_added(name)
 
 
-def _newest_curve(layout: GraphPaths, expert: int, skill: str) -> Curve:
+def _newest_curve(graph_paths: GraphPaths, expert: int, skill: str) -> Curve:
     """The curve of a skill's live run, else of its newest failed one; () if none can be read."""
-    live = layout.run(expert, skill).folder
-    failed = layout.failed_runs.glob(f"{live.name}.attempt*")
+    live = graph_paths.run(expert, skill).folder
+    failed = graph_paths.failed_runs.glob(f"{live.name}.attempt*")
     for folder in (live, *sorted(failed, key=lambda path: path.stat().st_mtime, reverse=True)):
         with suppress(FileRefusedError):
             if curve := read_curve(RunPaths(folder, expert).metrics):

@@ -120,9 +120,9 @@ def _refuse_network(folder: Path) -> None:
     except OSError:
         return  # without /proc the type is unknown
     kinds = {line.partition(" - ")[2].split()[0] for line in lines if line.split()[2] == number}
-    if found := kinds & _NETWORK:
+    if network := kinds & _NETWORK:
         raise ConfigError(
-            f"{folder} is on {found.pop()}, where two daemons on two hosts could both hold the "
+            f"{folder} is on {network.pop()}, where two daemons on two hosts could both hold the "
             "lock; choose a --graph_path on a local disk"
         )
 
@@ -162,8 +162,8 @@ class DiskHealth:
     by itself: `probe` writes the state, and raises OSError while that cannot be done.
     """
 
-    def __init__(self, paths: GraphPaths, probe: Callable[[], object]) -> None:
-        self._paths = paths
+    def __init__(self, graph_paths: GraphPaths, probe: Callable[[], object]) -> None:
+        self._graph_paths = graph_paths
         self._probe = probe
         # "disk" or "io" while paused; at first, an earlier daemon may have left its notice.
         self._problem: str | None = None
@@ -181,14 +181,14 @@ class DiskHealth:
 
     def check(self, *, doubtful: bool = False) -> None:
         """Pause, or end a pause, by the file system's room and, if it is in doubt, by a probe."""
-        found = disk_shortage(self._paths)
-        if not found and (doubtful or self._problem):
+        problem = disk_shortage(self._graph_paths)
+        if not problem and (doubtful or self._problem):
             try:
                 self._probe()
             except OSError as error:
-                found = (classify_io_error(error) or "io"), format_error(error)
-        if found:
-            self._pause(*found)
+                problem = (classify_io_error(error) or "io"), format_error(error)
+        if problem:
+            self._pause(*problem)
         elif self._problem != "":
             self._go_on()
 
@@ -202,36 +202,36 @@ class DiskHealth:
             return
         self._problem = problem
         text = (
-            f"paused ({problem}): {why}; nothing is started or merged until {self._paths.root} can "
-            "be written, then it goes on by itself"
+            f"paused ({problem}): {why}; nothing is started or merged until "
+            f"{self._graph_paths.root} can be written, then it goes on by itself"
         )
         logger.error("%s", text)
         with contextlib.suppress(OSError):
-            notices.publish(self._paths, _NOTICE, text)
+            notices.publish(self._graph_paths, _NOTICE, text)
 
     def _go_on(self) -> None:
         if self._problem:
-            logger.warning("%s can be written again: scheduling goes on", self._paths.root)
+            logger.warning("%s can be written again: scheduling goes on", self._graph_paths.root)
         self._problem = ""
         self._withdraw()
 
     def _withdraw(self) -> None:
         try:
-            notices.withdraw(self._paths, _NOTICE)
+            notices.withdraw(self._graph_paths, _NOTICE)
         except OSError as error:
             logger.warning("a notice stays: %s", format_error(error))
 
 
-def disk_shortage(paths: GraphPaths) -> tuple[str, str] | None:
+def disk_shortage(graph_paths: GraphPaths) -> tuple[str, str] | None:
     """Return what is wrong with the folder's file system, "disk" or "io", and the reason."""
     try:
-        found = os.statvfs(paths.root)
+        file_system = os.statvfs(graph_paths.root)
     except OSError as error:
         return ("io", format_error(error)) if classify_io_error(error) else None
-    if found.f_flag & os.ST_RDONLY:
-        return "io", f"{paths.root} is read-only"
-    if found.f_blocks and found.f_bavail * found.f_frsize < _LEAST_BYTES:
-        return "disk", f"{paths.root} has no room left"
+    if file_system.f_flag & os.ST_RDONLY:
+        return "io", f"{graph_paths.root} is read-only"
+    if file_system.f_blocks and file_system.f_bavail * file_system.f_frsize < _LEAST_BYTES:
+        return "disk", f"{graph_paths.root} has no room left"
     return None
 
 
@@ -258,8 +258,8 @@ class RunLimits:
         """Return whether the run has been silent for too long; only calls notice progress."""
         now, stamp = self._monotonic(), None
         with contextlib.suppress(OSError):
-            found = progress.stat()
-            stamp = (found.st_mtime_ns, found.st_size)
+            status = progress.stat()
+            stamp = (status.st_mtime_ns, status.st_size)
         known, since = self._progress.get(run_id, ((), now))
         if known != stamp:
             self._progress[run_id] = (stamp, now)

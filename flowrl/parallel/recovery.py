@@ -64,73 +64,75 @@ _REPAIR = "stop the scheduler and run flowrl fsck --repair"
 
 
 def known_skills(
-    layout: GraphPaths, graph: SkillGraph, state: SchedulerState
+    graph_paths: GraphPaths, graph: SkillGraph, state: SchedulerState
 ) -> tuple[NewSkill, ...]:
     """The skills that the folder knows and `state` does not: merged, in training, or tried once.
 
     FileRefusedError: the manifest is damaged or lacks an expert, or a record is of another version.
     """
-    found: dict[str, NewSkill] = {}
+    skills: dict[str, NewSkill] = {}
 
     def add(
         skill: str, expert: int | None = None, status: Status = FRESH, *, anew: bool = False
     ) -> None:
         needs = graph.needs(skill) if skill in graph.skills else ()
-        before = found[skill].status if skill in found else None
+        before = skills[skill].status if skill in skills else None
         trained = before if isinstance(before, Completed) else None  # a live run trains it on
         facts = {"needs": needs, "expert": expert, "status": status, "trained": trained}
-        found[skill] = NewSkill(skill=skill, anew=anew and trained is not None, **facts)
+        skills[skill] = NewSkill(skill=skill, anew=anew and trained is not None, **facts)
 
-    manifest = ExpertStore(layout).manifest()
-    _refuse_lost_experts(layout, state, manifest)
+    manifest = ExpertStore(graph_paths).manifest()
+    _refuse_lost_experts(graph_paths, state, manifest)
     for index, version in manifest.experts.items():
-        add(version.skill, index, _completed(layout, version, manifest))
-    for run, status in _live(layout, manifest):
+        add(version.skill, index, _completed(graph_paths, version, manifest))
+    for run, status in _live(graph_paths, manifest):
         add(run.skill, run.expert, status, anew=run.anew)
-    past = {} if state.entries else _expert_numbers(layout)
-    for skill in [name for name in graph.skills if name not in found]:
+    past = {} if state.entries else _expert_numbers(graph_paths)
+    for skill in [name for name in graph.skills if name not in skills]:
         number = past.get(slug(skill))
-        if number is not None and number not in {item.expert for item in found.values()}:
+        if number is not None and number not in {item.expert for item in skills.values()}:
             add(skill, number)
-    needed = [need for skill in found if skill in graph.skills for need in graph.all_needs(skill)]
+    needed = [need for skill in skills if skill in graph.skills for need in graph.all_needs(skill)]
     for need in dict.fromkeys(needed):  # even without any trace on disk
-        if need not in found:
+        if need not in skills:
             add(need)
-    return tuple(found[name] for name in found if name not in state.entries)
+    return tuple(skills[name] for name in skills if name not in state.entries)
 
 
-def add_known(layout: GraphPaths, graph: SkillGraph) -> None:
+def add_known(graph_paths: GraphPaths, graph: SkillGraph) -> None:
     """Add the skills of `known_skills` to scheduler_state.json, while no scheduler runs."""
-    file = StateFile(layout.scheduler_state)
+    file = StateFile(graph_paths.scheduler_state)
     state = file.load() or SchedulerState()
-    added, now = [SkillsAdded(known_skills(layout, graph, state))], datetime.now(UTC)
+    added, now = [SkillsAdded(known_skills(graph_paths, graph, state))], datetime.now(UTC)
     file.save(step(state, added, now, ScheduleConfig(), launching=False)[0])
 
 
-def _refuse_lost_experts(layout: GraphPaths, state: SchedulerState, manifest: Manifest) -> None:
+def _refuse_lost_experts(
+    graph_paths: GraphPaths, state: SchedulerState, manifest: Manifest
+) -> None:
     """Refuse what a rollback or a repair leaves that is killed before it writes the state."""
     for entry in state.entries.values():
         if entry.expert not in manifest.experts and isinstance(entry.status, Completed):
             raise FileRefusedError(
-                f"no expert of {entry.skill} counts any more; run flowrl recover {layout.root}"
+                f"no expert of {entry.skill} counts any more; run flowrl recover {graph_paths.root}"
             )
 
 
-def _live(layout: GraphPaths, manifest: Manifest) -> Iterator[tuple[TrainingRun, Running]]:
+def _live(graph_paths: GraphPaths, manifest: Manifest) -> Iterator[tuple[TrainingRun, Running]]:
     """The runs that are not merged yet; whether they have ended is found when they are adopted."""
-    for paths, run in readable_runs(layout):
-        since = _written(paths.run_json)
+    for run_paths, run in readable_runs(graph_paths):
+        since = _written(run_paths.run_json)
         if run.run_id not in manifest.merged:
             facts = {"run_id": run.run_id, "attempt": run.attempt, "since": since}
             yield run, Running(handle=None, **facts)
 
 
-def _completed(layout: GraphPaths, version: ExpertVersion, manifest: Manifest) -> Completed:
+def _completed(graph_paths: GraphPaths, version: ExpertVersion, manifest: Manifest) -> Completed:
     """From the archived record, or the run folder if a merge was killed before archiving."""
-    archive, own = layout.archive(version.index, version.skill), version.own_run
-    for paths in (archive, layout.run(version.index, version.skill)):
+    archive, own = graph_paths.archive(version.index, version.skill), version.own_run
+    for run_paths in (archive, graph_paths.run(version.index, version.skill)):
         try:
-            run, result = read_run(paths), read_result(paths)
+            run, result = read_run(run_paths), read_result(run_paths)
             config = configs.from_json(PPOConfig, run.config)
         except FormatVersionError:
             raise
@@ -144,7 +146,7 @@ def _completed(layout: GraphPaths, version: ExpertVersion, manifest: Manifest) -
                 frames=result.frames,
                 success_rate=result.success_rate,
                 wall_seconds=result.wall_seconds,
-                at=_written(paths.run_json),
+                at=_written(run_paths.run_json),
                 goal=config.success_state_rate,
                 budget=config.total_timesteps,
             )
@@ -155,13 +157,13 @@ def _completed(layout: GraphPaths, version: ExpertVersion, manifest: Manifest) -
         frames=own.frames if own else version.frames,
         success_rate=(own and own.success_rate) or 0.0,
         wall_seconds=0.0,
-        at=_written(layout.manifest),
+        at=_written(graph_paths.manifest),
     )
 
 
-def _expert_numbers(layout: GraphPaths) -> dict[str, int]:
+def _expert_numbers(graph_paths: GraphPaths) -> dict[str, int]:
     """The expert number of every skill that was ever trained, by the slug in a folder's name."""
-    folders = (layout.failed_runs, layout.training_runs, layout.skills)
+    folders = (graph_paths.failed_runs, graph_paths.training_runs, graph_paths.skills)
     names = (path.name for folder in folders if folder.is_dir() for path in folder.iterdir())
     return {match[2]: int(match[1]) for name in names if (match := _NUMBERED.fullmatch(name))}
 
@@ -173,14 +175,14 @@ def _written(path: Path) -> datetime:
 # scheduler_state.json
 
 
-def state_fault(layout: GraphPaths) -> str:
+def state_fault(graph_paths: GraphPaths) -> str:
     """Return the fault of scheduler_state.json; "" if it is whole and agrees with the manifest.
 
     FileRefusedError: the manifest is damaged, or another version of flowrl wrote the state.
     """
-    manifest = ExpertStore(layout).manifest()
+    manifest = ExpertStore(graph_paths).manifest()
     try:
-        state = StateFile(layout.scheduler_state).load()
+        state = StateFile(graph_paths.scheduler_state).load()
     except FormatVersionError:
         raise
     except FileRefusedError as error:
@@ -190,7 +192,7 @@ def state_fault(layout: GraphPaths) -> str:
     return "; ".join(_disagreements(state, manifest))
 
 
-def recover_state(layout: GraphPaths) -> str:
+def recover_state(graph_paths: GraphPaths) -> str:
     """Make scheduler_state.json anew from the manifest and the run folders if anything is wrong.
 
     A completed skill whose expert no longer counts waits again, with the same expert number. What
@@ -199,19 +201,19 @@ def recover_state(layout: GraphPaths) -> str:
 
     FileRefusedError: the manifest, a skill's file or config.json is damaged, or of another version.
     """
-    fault = state_fault(layout)
+    fault = state_fault(graph_paths)
     if not fault:
         return ""
-    skills = known_skills(layout, _recorded_graph(layout), SchedulerState())
+    skills = known_skills(graph_paths, _recorded_graph(graph_paths), SchedulerState())
     added, now = [SkillsAdded(skills)], datetime.now(UTC)
     state, _ = step(SchedulerState(), added, now, ScheduleConfig(), launching=False)
-    number = max([state.next_expert - 1, *_expert_numbers(layout).values()]) + 1
-    kept = set_aside(layout, layout.scheduler_state, fault, copy=True)
-    StateFile(layout.scheduler_state).save(replace(state, next_expert=number))
+    number = max([state.next_expert - 1, *_expert_numbers(graph_paths).values()]) + 1
+    kept = set_aside(graph_paths, graph_paths.scheduler_state, fault, copy=True)
+    StateFile(graph_paths.scheduler_state).save(replace(state, next_expert=number))
     kinds = [item.status.kind for item in skills]
     counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
-    said = f"{layout.scheduler_state} is made anew ({counts})"
-    return f"{said}; an old one is in {layout.quarantine}" if kept.exists() else said
+    said = f"{graph_paths.scheduler_state} is made anew ({counts})"
+    return f"{said}; an old one is in {graph_paths.quarantine}" if kept.exists() else said
 
 
 def _disagreements(state: SchedulerState, manifest: Manifest) -> Iterator[str]:
@@ -251,33 +253,33 @@ def _is_of_another_run(
     return place.get(owner.lineage[-1].run_id, -1) < after
 
 
-def _recorded_graph(layout: GraphPaths) -> SkillGraph:
+def _recorded_graph(graph_paths: GraphPaths) -> SkillGraph:
     """The skills that this graph trains, from the recorded configuration and skill_files/."""
     try:
-        config = recorded_config(layout)
+        config = recorded_config(graph_paths)
     except (FileRefusedError, ConfigError) as error:
         raise FileRefusedError(
-            f"{error}. Run flowrl fsck {layout.root} --repair, which goes on with graph.json; "
-            f"without that, move {layout.scheduler_state} away and start the scheduler with the "
-            "flags it began with, which makes all of them anew"
+            f"{error}. Run flowrl fsck {graph_paths.root} --repair, which goes on with graph.json; "
+            f"without that, move {graph_paths.scheduler_state} away and start the scheduler with "
+            "the flags it began with, which makes all of them anew"
         ) from error
-    return open_graph(Library.of(config), SkillSources(layout))
+    return open_graph(Library.of(config), SkillSources(graph_paths))
 
 
-def recorded_config(layout: GraphPaths) -> BottomUpConfig:
+def recorded_config(graph_paths: GraphPaths) -> BottomUpConfig:
     """The flags with which the newest run was made; before the first, what graph.json says.
 
     FileRefusedError: neither can be read. ConfigError: a value, or the environment, is unknown.
     """
-    if layout.graph_json.exists() and not layout.config_json.exists():
-        data = asdict(read_graph_record(layout))
+    if graph_paths.graph_json.exists() and not graph_paths.config_json.exists():
+        data = asdict(read_graph_record(graph_paths))
     else:
-        data = records.read_document(layout.config_json)
+        data = records.read_document(graph_paths.config_json)
     try:
         config = configs.from_json(BottomUpConfig, data)
         find_game(config.ppo.env_name)
     except ConfigError as error:
-        raise ConfigError(f"{layout.config_json} cannot be used: {error}") from error
+        raise ConfigError(f"{graph_paths.config_json} cannot be used: {error}") from error
     return config
 
 
@@ -295,37 +297,37 @@ class Finding:
     fix: Callable[[], str] | None = None  # returns a sentence about what it did, "" for nothing
 
 
-def inspect(layout: GraphPaths) -> tuple[Finding, ...]:
+def inspect(graph_paths: GraphPaths) -> tuple[Finding, ...]:
     """Find what is wrong with a graph's folder; changes nothing.
 
     A damaged manifest is reported alone, because the other checks need it. While a scheduler is at
     work, the state, which it may be about to change, is not checked. FileRefusedError means that a
     link or a file is in the place of a folder.
     """
-    refuse_misplaced(layout)
+    refuse_misplaced(graph_paths)
     try:
-        ExpertStore(layout).manifest()
+        ExpertStore(graph_paths).manifest()
     except FileRefusedError as error:
-        return (Finding("error", str(error), layout.manifest),)
-    at_work = daemon_of(layout.daemon_lock) is not None
+        return (Finding("error", str(error), graph_paths.manifest),)
+    at_work = daemon_of(graph_paths.daemon_lock) is not None
     checks = (check for check in _CHECKS if not (at_work and check is _check_state))
-    return tuple(finding for check in checks for finding in check(layout))
+    return tuple(finding for check in checks for finding in check(graph_paths))
 
 
-def repair(layout: GraphPaths) -> Iterator[str]:
+def repair(graph_paths: GraphPaths) -> Iterator[str]:
     """Repair what can be in a held folder; yield what was done or could not be, "" for nothing."""
     try:
-        yield restore_manifest(layout)
+        yield restore_manifest(graph_paths)
     except FileRefusedError as error:
         yield f"not repaired: {error}"
         return  # every other repair needs the manifest
     for check in _CHECKS:
-        for finding in check(layout):
+        for finding in check(graph_paths):
             yield _fixed(finding)
-    ExpertStore(layout).recover(pinned_versions(layout))
-    for key in notices.read(layout):
+    ExpertStore(graph_paths).recover(pinned_versions(graph_paths))
+    for key in notices.read(graph_paths):
         if key.startswith(NOTICE):
-            notices.withdraw(layout, key)
+            notices.withdraw(graph_paths, key)
 
 
 def _fixed(finding: Finding) -> str:
@@ -335,28 +337,28 @@ def _fixed(finding: Finding) -> str:
         return f"not repaired: {error}"
 
 
-def _check_records(layout: GraphPaths) -> Iterator[Finding]:
+def _check_records(graph_paths: GraphPaths) -> Iterator[Finding]:
     """The records of live runs, kept skills, the graph and its configuration."""
-    for place in live_runs(layout):
-        skill = place.folder.name.split("_", 2)[2]  # a slug is the slug of itself
-        fix = partial(_fail_run, layout, place.expert, skill)
-        yield from _unreadable(layout, place.run_json, partial(read_run, place), fix)
-    for path in sorted(layout.skill_files.glob("*.json")):
-        yield from _unreadable(layout, path, partial(read_skill_file, path))
-    graph, config = layout.graph_json, layout.config_json
+    for run_paths in live_runs(graph_paths):
+        skill = run_paths.folder.name.split("_", 2)[2]  # a slug is the slug of itself
+        fix = partial(_fail_run, graph_paths, run_paths.expert, skill)
+        yield from _unreadable(graph_paths, run_paths.run_json, partial(read_run, run_paths), fix)
+    for path in sorted(graph_paths.skill_files.glob("*.json")):
+        yield from _unreadable(graph_paths, path, partial(read_skill_file, path))
+    graph, config = graph_paths.graph_json, graph_paths.config_json
     if graph.exists():  # without it, the next start makes it of the runs' records
-        yield from _unreadable(layout, graph, partial(records.read, graph, GraphRecord))
+        yield from _unreadable(graph_paths, graph, partial(records.read, graph, GraphRecord))
     if config.exists():  # the next run that is made writes it again
-        read = partial(recorded_config, layout)
-        yield from _unreadable(layout, config, read, severity="warning")
+        read = partial(recorded_config, graph_paths)
+        yield from _unreadable(graph_paths, config, read, severity="warning")
 
 
-def _fail_run(layout: GraphPaths, expert: int, skill: str) -> str:
-    return f"set aside: {fail_run(layout, expert, skill)}"
+def _fail_run(graph_paths: GraphPaths, expert: int, skill: str) -> str:
+    return f"set aside: {fail_run(graph_paths, expert, skill)}"
 
 
-def _check_experts(layout: GraphPaths) -> Iterator[Finding]:
-    store = ExpertStore(layout)
+def _check_experts(graph_paths: GraphPaths) -> Iterator[Finding]:
+    store = ExpertStore(graph_paths)
     for version in store.manifest().experts.values():
         if why := damage(store, version):
             fix = partial(_fall_back_or_drop, store, version, why)
@@ -364,47 +366,47 @@ def _check_experts(layout: GraphPaths) -> Iterator[Finding]:
     for version in spares(store):
         place = store.path_of(version)
         if place.is_dir() and (why := damage(store, version)):
-            fix = partial(_set_aside, layout, place, why)
+            fix = partial(_set_aside, graph_paths, place, why)
             yield Finding("warning", f"{why} (nothing uses it now)", place, fix=fix)
 
 
 def _fall_back_or_drop(store: ExpertStore, broken: ExpertVersion, why: str) -> str:
     name = f"expert {broken.index} ({broken.skill})"
-    found = fall_back(store, broken, why)
-    if found is None:
+    fallback = fall_back(store, broken, why)
+    if fallback is None:
         drop(store, broken, why)
         return f"{name} has no whole version: its skill will be trained again"
-    return f"{name} is {found.version} again, of {found.frames:,} frames"
+    return f"{name} is {fallback.version} again, of {fallback.frames:,} frames"
 
 
-def _check_history(layout: GraphPaths) -> Iterator[Finding]:
-    for generation in manifests.generations(layout):
-        path = manifests.history_file(layout, generation)
-        yield from _unreadable(layout, path, partial(manifests.read_file, path))
+def _check_history(graph_paths: GraphPaths) -> Iterator[Finding]:
+    for generation in manifests.generations(graph_paths):
+        path = manifests.history_file(graph_paths, generation)
+        yield from _unreadable(graph_paths, path, partial(manifests.read_file, path))
 
 
-def _check_archives(layout: GraphPaths) -> Iterator[Finding]:
+def _check_archives(graph_paths: GraphPaths) -> Iterator[Finding]:
     """The records of merged skills, but for those that the next start archives."""
-    live = {place.expert for place in live_runs(layout)}
-    for index, version in ExpertStore(layout).manifest().experts.items():
-        place = layout.archive(index, version.skill)
-        for path, read in _readers(place) if index not in live else ():
+    live = {run_paths.expert for run_paths in live_runs(graph_paths)}
+    for index, version in ExpertStore(graph_paths).manifest().experts.items():
+        run_paths = graph_paths.archive(index, version.skill)
+        for path, read in _readers(run_paths) if index not in live else ():
             if path.exists():
-                yield from _unreadable(layout, path, read)
+                yield from _unreadable(graph_paths, path, read)
 
 
-def _readers(place: RunPaths) -> Iterator[tuple[Path, Callable[[], object]]]:
-    yield place.run_json, partial(read_run, place)
-    yield place.result_json, partial(read_result, place)
+def _readers(run_paths: RunPaths) -> Iterator[tuple[Path, Callable[[], object]]]:
+    yield run_paths.run_json, partial(read_run, run_paths)
+    yield run_paths.result_json, partial(read_result, run_paths)
     with suppress(FileRefusedError):  # the module cannot be checked without the record
-        yield place.module, partial(check_module, place, read_run(place))
+        yield run_paths.module, partial(check_module, run_paths, read_run(run_paths))
 
 
-def _check_state(layout: GraphPaths) -> Iterator[Finding]:
-    place, remedy = layout.scheduler_state, f"flowrl recover {layout.root}"
+def _check_state(graph_paths: GraphPaths) -> Iterator[Finding]:
+    place, remedy = graph_paths.scheduler_state, f"flowrl recover {graph_paths.root}"
     try:
-        if thing := state_fault(layout):
-            yield Finding("error", thing, place, remedy, partial(recover_state, layout))
+        if thing := state_fault(graph_paths):
+            yield Finding("error", thing, place, remedy, partial(recover_state, graph_paths))
     except FormatVersionError as error:
         yield Finding("error", str(error), place)
 
@@ -420,7 +422,7 @@ _CHECKS: tuple[Callable[[GraphPaths], Iterator[Finding]], ...] = (
 
 
 def _unreadable(
-    layout: GraphPaths,
+    graph_paths: GraphPaths,
     path: Path,
     read: Callable[[], object],
     fix: Callable[[], str] | None = None,
@@ -433,9 +435,9 @@ def _unreadable(
     except FormatVersionError as error:
         yield Finding(severity, str(error), path, "use that version")
     except (FileRefusedError, ConfigError) as error:
-        fix = fix or partial(_set_aside, layout, path, str(error))
+        fix = fix or partial(_set_aside, graph_paths, path, str(error))
         yield Finding(severity, str(error), path, fix=fix)
 
 
-def _set_aside(layout: GraphPaths, path: Path, why: str) -> str:
-    return f"set aside: {path} is {set_aside(layout, path, why)} now"
+def _set_aside(graph_paths: GraphPaths, path: Path, why: str) -> str:
+    return f"set aside: {path} is {set_aside(graph_paths, path, why)} now"

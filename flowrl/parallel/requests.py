@@ -42,21 +42,21 @@ class RequestRecord:
 
 
 def send_request(
-    paths: GraphPaths, verb: Verb, skill: str | None = None, *, number: int = 0
+    graph_paths: GraphPaths, verb: Verb, skill: str | None = None, *, number: int = 0
 ) -> str:
     """Leave a request for the scheduler of this graph, now or when it starts; return its id."""
-    storage.make_dir(paths.requests)
+    storage.make_dir(graph_paths.requests)
     name = f"{time.time_ns()}-{secrets.token_hex(4)}"
     record = RequestRecord(verb=verb, skill=skill, number=number)
-    records.write(paths.requests / f"{name}.json", record)
+    records.write(graph_paths.requests / f"{name}.json", record)
     return name
 
 
 class Inbox:
     """The requests of one graph, oldest first."""
 
-    def __init__(self, paths: GraphPaths) -> None:
-        self._folder = paths.requests
+    def __init__(self, graph_paths: GraphPaths) -> None:
+        self._folder = graph_paths.requests
         self._taken: list[Path] = []
         self._ignored: set[str] = set()  # names of files that cannot be removed
 
@@ -89,12 +89,12 @@ class Inbox:
         if self._folder.is_symlink() or not self._folder.is_dir():
             return []
         try:
-            found = [path for path in self._folder.glob("*.json") if _ID.fullmatch(path.stem)]
+            files = [path for path in self._folder.glob("*.json") if _ID.fullmatch(path.stem)]
         except OSError as error:
             if not is_transient(error):
                 raise
             return []
-        return sorted(path for path in found if path.name not in self._ignored)
+        return sorted(path for path in files if path.name not in self._ignored)
 
 
 def log_responses(before: Collection[Response], after: Collection[Response]) -> None:
@@ -109,11 +109,11 @@ def log_responses(before: Collection[Response], after: Collection[Response]) -> 
 def _read_request(path: Path) -> ControlRequest:
     """The request in a file; a malformed one has a refusal."""
     try:
-        found = records.read(
+        record = records.read(
             path, RequestRecord, sealed=False, limit_bytes=_LIMIT_BYTES, remedy="send it again"
         )
     except FlowrlError as error:
         if is_transient(error):
             raise
         return ControlRequest(id=path.stem, verb=None, refusal=str(error))
-    return ControlRequest(id=path.stem, verb=found.verb, skill=found.skill, number=found.number)
+    return ControlRequest(id=path.stem, verb=record.verb, skill=record.skill, number=record.number)

@@ -31,7 +31,7 @@ def next_number(history: Mapping[int, Sequence[float]], *, least: int, most: int
     >>> [next_number(seen, least=1, most=4) for seen in ({}, {1: one}, {1: one, 2: two})]
     [1, 2, 1]
     """
-    rates = {n: median(found) for n, found in history.items() if len(found) >= _SAMPLES}
+    rates = {n: median(samples) for n, samples in history.items() if len(samples) >= _SAMPLES}
     number = least
     while number < most and number in rates:
         if rates.get(number + 1, float("inf")) < rates[number] * _LEAST_GAIN:
@@ -79,15 +79,15 @@ class Scaling:
         self._launched_with = {handle: known.get(handle, number) for _, handle in launched}
         if set(self._launched_with.values()) != {len(launched)}:
             return {}
-        found = {}
+        figures = {}
         for entry, handle in launched:
             assert entry.expert is not None
-            place = self._scheduler.layout.run(entry.expert, entry.skill)
-            progress = progress_of(place, handle.run_id)
+            run_paths = self._scheduler.graph_paths.run(entry.expert, entry.skill)
+            progress = progress_of(run_paths, handle.run_id)
             if not progress or progress.phase != "training":
                 return {}
-            found[handle] = progress
-        return found
+            figures[handle] = progress
+        return figures
 
     def _set(self, number: int) -> None:
         schedule = replace(self._scheduler.schedule, max_parallel_skills=number)
@@ -96,4 +96,4 @@ class Scaling:
         rates = ", ".join(f"{n}: {median(r):,.0f} steps/s" for n, r in self._history.items())
         said = f"runs side by side: {number} of {self._least} to {self._most} ({rates})"
         with suppress(OSError):  # a full disk, of which the scheduler hears elsewhere
-            notices.publish(self._scheduler.layout, NOTICE, said.removesuffix(" ()"))
+            notices.publish(self._scheduler.graph_paths, NOTICE, said.removesuffix(" ()"))

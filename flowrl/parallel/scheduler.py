@@ -81,7 +81,9 @@ class SkillScheduler:
           pass_env: names of variables whose values must not be written into records.
           schedule: values of `ScheduleConfig`'s flags; ConfigError says which makes no sense.
         """
-        self.layout = base_dir if isinstance(base_dir, GraphPaths) else GraphPaths(Path(base_dir))
+        self.graph_paths = (
+            base_dir if isinstance(base_dir, GraphPaths) else GraphPaths(Path(base_dir))
+        )
         self.schedule = checked(ScheduleConfig(**schedule))
         self.devices = dict(devices)
         self._secrets = secrets_of(os.environ, pass_env)
@@ -89,10 +91,10 @@ class SkillScheduler:
         self.stopped_on_request = False  # whether `run` has ended because a user asked for it
         self.launcher = launcher or TmuxLauncher()
         self._clock = clock
-        self._lock = DaemonLock(self.layout.daemon_lock)
-        self.inbox = Inbox(self.layout)
-        self.state_file = StateFile(self.layout.scheduler_state)
-        self.disk = DiskHealth(self.layout, probe=lambda: self.state_file.save(self.state))
+        self._lock = DaemonLock(self.graph_paths.daemon_lock)
+        self.inbox = Inbox(self.graph_paths)
+        self.state_file = StateFile(self.graph_paths.scheduler_state)
+        self.disk = DiskHealth(self.graph_paths, probe=lambda: self.state_file.save(self.state))
         self._limits = RunLimits(
             silent_seconds=self.schedule.stall_timeout, run_seconds=self.schedule.run_timeout
         )
@@ -120,7 +122,7 @@ class SkillScheduler:
         BusyError: another daemon has the folder. FileRefusedError: the state's file cannot be used.
         """
         if self._state is None:
-            refuse_misplaced(self.layout)
+            refuse_misplaced(self.graph_paths)
             self._lock.acquire()
             try:
                 self._state = self._saved = self.state_file.load() or SchedulerState()
@@ -319,12 +321,12 @@ class SkillScheduler:
     def _clear_sessions(self) -> None:
         """Close the sessions of completed skills: runs that ended unwatched may have left some."""
         done = [
-            self.layout.run(entry.expert, entry.skill).folder.resolve()
+            self.graph_paths.run(entry.expert, entry.skill).folder.resolve()
             for entry in self.state.entries.values()
             if isinstance(entry.status, Completed) and entry.expert is not None
         ]
         try:
-            self.launcher.clear(self.layout.training_runs.resolve(), done)
+            self.launcher.clear(self.graph_paths.training_runs.resolve(), done)
         except (FlowrlError, OSError) as error:
             logger.warning("sessions of ended runs may stay: %s", format_error(error))
 
@@ -372,7 +374,7 @@ class SkillScheduler:
     def _carry_out(self, command: Command, now: datetime) -> Collection[Event]:
         """Carry out a command; returns what came of it."""
         if isinstance(command, StatusChange):
-            log_change(self.layout.events, command, now)
+            log_change(self.graph_paths.events, command, now)
             self._report_ends([command.entry])
             return ()
         status = self.state.entries[command.request.skill].status

@@ -57,62 +57,62 @@ class GraphRecord:
     library: Mapping[str, Word] = field(default_factory=dict)  # embedded skill → its digest
 
 
-def check_graph_record(layout: GraphPaths, config: PPOConfig) -> None:
+def check_graph_record(graph_paths: GraphPaths, config: PPOConfig) -> None:
     """Make sure that the graph's experts can be trained with this configuration.
 
     Without graph.json, the record of a run says what the graph is. ConfigError means that the graph
     is for another game or has networks of other sizes, FileRefusedError that graph.json is damaged.
     """
-    recorded = layout.graph_json.exists()
-    found = read_graph_record(layout) if recorded else _of_runs(layout)
-    for name in _COMMON if found else ():
-        was, now = getattr(found, name), getattr(config, name)
+    recorded = graph_paths.graph_json.exists()
+    record = read_graph_record(graph_paths) if recorded else _of_runs(graph_paths)
+    for name in _COMMON if record else ():
+        was, now = getattr(record, name), getattr(config, name)
         if was != now:
             use = f"--{'' if was else 'no-'}{name}" if isinstance(was, bool) else f"--{name} {was}"
             raise ConfigError(
-                f"--{name} is {now}, and the graph in {layout.root} was begun with {was} "
+                f"--{name} is {now}, and the graph in {graph_paths.root} was begun with {was} "
                 f"({'graph.json' if recorded else 'its runs'}); use {use}, or another --graph_path"
             )
 
 
-def read_graph_record(layout: GraphPaths) -> GraphRecord:
+def read_graph_record(graph_paths: GraphPaths) -> GraphRecord:
     """Read graph.json; FileRefusedError says what to do if it is missing or damaged."""
     try:
-        return records.read(layout.graph_json, GraphRecord)
+        return records.read(graph_paths.graph_json, GraphRecord)
     except FormatVersionError:
         raise
     except FileRefusedError as error:
         raise FileRefusedError(
-            f"{error}; or run flowrl fsck {layout.root} --repair, which sets it aside: the next "
-            "start makes it anew of the runs' records"
+            f"{error}; or run flowrl fsck {graph_paths.root} --repair, which sets it aside: the "
+            "next start makes it anew of the runs' records"
         ) from error
 
 
-def _of_runs(layout: GraphPaths) -> GraphRecord | None:
+def _of_runs(graph_paths: GraphPaths) -> GraphRecord | None:
     """Return the record of a merged or live run, whichever can be read first."""
-    merged = ExpertStore(layout).manifest().experts.values()
-    archives = (layout.archive(version.index, version.skill) for version in merged)
-    for place in (*archives, *live_runs(layout)):
+    merged = ExpertStore(graph_paths).manifest().experts.values()
+    archives = (graph_paths.archive(version.index, version.skill) for version in merged)
+    for run_paths in (*archives, *live_runs(graph_paths)):
         with suppress(FileRefusedError, records.MalformedError):
-            config = read_run(place).config
+            config = read_run(run_paths).config
             known = {name: config[name] for name in _COMMON if name in config}
             return records.from_json(GraphRecord, known)
     return None
 
 
-def record_graph(layout: GraphPaths, config: PPOConfig) -> None:
+def record_graph(graph_paths: GraphPaths, config: PPOConfig) -> None:
     """Write graph.json if there is none; publish a notice of library skills that changed since."""
     now = _library(config.env_name)
-    if not layout.graph_json.exists():
+    if not graph_paths.graph_json.exists():
         common = {name: getattr(config, name) for name in _COMMON}
-        records.write(layout.graph_json, GraphRecord(**common, library=now))
-    was = read_graph_record(layout).library
+        records.write(graph_paths.graph_json, GraphRecord(**common, library=now))
+    was = read_graph_record(graph_paths).library
     changed = [name for name, digest in was.items() if now.get(name) != digest]
     if not changed:
-        notices.withdraw(layout, _NOTICE)
+        notices.withdraw(graph_paths, _NOTICE)
         return
     notices.publish(
-        layout,
+        graph_paths,
         _NOTICE,
         f"the library has other versions of {', '.join(changed)} than when this graph was begun: "
         "trained skills stay as they were (skill_files/), others are trained as they are now; to "
@@ -173,20 +173,22 @@ def skill_configs(config: BottomUpConfig, skills: Mapping[str, Skill]) -> Mappin
         tables = arguments.toml(path, flag="skill_config")
     for name in tables.keys() - skills.keys():
         raise ConfigError(f"{path}: there is no skill {name!r}{closest(name, skills)}")
-    found: dict[str, SkillConfig] = {}
+    settings: dict[str, SkillConfig] = {}
     for name, skill in skills.items():
         try:
             of_toml = skill_settings(tables.get(name, {}))
             tuned = skill_settings(read_tuned(GraphPaths(config.graph.graph_path), name))
-            found[name] = for_skill(config, of_file=skill.training, of_toml=of_toml, of_sweep=tuned)
+            settings[name] = for_skill(
+                config, of_file=skill.training, of_toml=of_toml, of_sweep=tuned
+            )
         except ConfigError as error:
             raise ConfigError(f"the training of {name!r}: {error}") from error
-    return found
+    return settings
 
 
-def read_tuned(graph: GraphPaths, skill: str) -> dict[str, Any]:
+def read_tuned(graph_paths: GraphPaths, skill: str) -> dict[str, Any]:
     """Return the settings that a sweep has found for a skill, {} without any; or ConfigError."""
-    path = graph.tuned_file(skill)
+    path = graph_paths.tuned_file(skill)
     if not path.exists():
         return {}
     table = arguments.toml(path, flag="tuned")
@@ -198,20 +200,20 @@ def read_tuned(graph: GraphPaths, skill: str) -> dict[str, Any]:
 class SkillSources:
     """The files below `skill_files/`, replaceable until a skill has an expert or a live run."""
 
-    def __init__(self, paths: GraphPaths) -> None:
-        self._paths = paths
+    def __init__(self, graph_paths: GraphPaths) -> None:
+        self._graph_paths = graph_paths
         self.added: frozenset[str] = frozenset()  # kept skills of the user's that `over` adds
         self.refused: set[Path] = set()  # kept files whose code this version does not admit
 
     def record(self, skill: Skill) -> None:
         """Keep the skill's source, unless one is kept that an expert was trained on."""
-        path = self._paths.skill_file(skill.name)
+        path = self._graph_paths.skill_file(skill.name)
         if not path.exists() or path in self.refused or skill.name not in self._fixed():
             self.keep_anew(skill)
 
     def keep_anew(self, skill: Skill) -> None:
         """Keep this source of the skill, also in place of one that an expert was trained on."""
-        path = self._paths.skill_file(skill.name)
+        path = self._graph_paths.skill_file(skill.name)
         storage.make_dir(path.parent)
         records.write(path, skill.to_json())
         self.refused.discard(path)
@@ -219,7 +221,7 @@ class SkillSources:
     def recorded(self) -> dict[str, Skill]:
         """Return every kept skill that this version admits; FileRefusedError if one is damaged."""
         skills: dict[str, Skill] = {}
-        for path in sorted(self._paths.skill_files.glob("*.json")):
+        for path in sorted(self._graph_paths.skill_files.glob("*.json")):
             try:
                 skill = read_skill_file(path)
             except KeptSkillError as error:
@@ -248,20 +250,20 @@ class SkillSources:
                     "flowrl retrain %s %s trains it anew under the new text, another --graph_path "
                     "all skills",
                     name,
-                    self._paths.skill_file(name),
-                    *map(shlex.quote, (str(self._paths.root), name)),
+                    self._graph_paths.skill_file(name),
+                    *map(shlex.quote, (str(self._graph_paths.root), name)),
                 )
         return {**library, **kept}
 
     def _born_with(self) -> Mapping[str, str]:
         """The library's skills when the graph was begun, with their digests."""
-        path = self._paths.graph_json
+        path = self._graph_paths.graph_json
         return records.read(path, GraphRecord).library if path.exists() else {}
 
     def _fixed(self) -> set[str]:
         """The skills with a merged expert or a live run."""
-        merged = ExpertStore(self._paths).manifest().experts.values()
-        live = {run.skill for _, run in readable_runs(self._paths)}
+        merged = ExpertStore(self._graph_paths).manifest().experts.values()
+        live = {run.skill for _, run in readable_runs(self._graph_paths)}
         return {version.skill for version in merged} | live
 
 

@@ -61,12 +61,13 @@ def check_coverage(config: BottomUpConfig) -> None:
 
 def refuse_shared_folder(folder: Path, *, trust: bool) -> None:
     """Raise ConfigError if others may change the graph: it is another's, or all may write."""
-    found = folder.stat()
-    others = found.st_uid != os.geteuid() or found.st_mode & stat.S_IWOTH
+    status = folder.stat()
+    others = status.st_uid != os.geteuid() or status.st_mode & stat.S_IWOTH
     if others and not trust:
         raise ConfigError(
-            f"--graph_path {folder} is user {found.st_uid}'s with mode {found.st_mode & 0o777:o}: "
-            "others could change what is trained; chown it or chmod o-w it, or use --trust_folder"
+            f"--graph_path {folder} is user {status.st_uid}'s with mode "
+            f"{status.st_mode & 0o777:o}: others could change what is trained; chown it or "
+            "chmod o-w it, or use --trust_folder"
         )
 
 
@@ -86,7 +87,7 @@ def device_slots(launch: LaunchConfig, *, each: int, wanted: int) -> dict[str, i
 
 
 def open_scheduler(
-    layout: GraphPaths,
+    graph_paths: GraphPaths,
     schedule: ScheduleConfig,
     launch: LaunchConfig,
     *,
@@ -94,7 +95,7 @@ def open_scheduler(
 ) -> SkillScheduler:
     """The scheduler of a graph or a sweep, with the launcher of `--launcher`."""
     return SkillScheduler(
-        layout,
+        graph_paths,
         launcher=open_launcher(launch),
         devices=devices,
         pass_env=launch.pass_env,

@@ -366,11 +366,11 @@ def _document(content: bytes, path: str) -> dict[str, Any]:
         document = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise _damaged(path, f"{type(error).__name__}: {error}") from error
-    found = document.get("format") if isinstance(document, dict) else None
-    if found != _FORMAT:
+    version = document.get("format") if isinstance(document, dict) else None
+    if version != _FORMAT:
         raise FormatVersionError(
-            f"{path} has format {found!r}, this flowrl reads {_FORMAT}; go on with the version of "
-            f"flowrl that wrote it, or move the file away and run {_recovery(path)}"
+            f"{path} has format {version!r}, this flowrl reads {_FORMAT}; go on with the version "
+            f"of flowrl that wrote it, or move the file away and run {_recovery(path)}"
         )
     if head is None:
         raise _damaged(path, "its first line is not as it was written")

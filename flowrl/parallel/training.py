@@ -89,14 +89,14 @@ class OpenedGraph:
 
 def train_graph(config: BottomUpConfig, *, screen: Screen) -> int:
     """Train until every skill has ended, or `flowrl stop`; returns the exit code."""
-    layout = GraphPaths(config.graph.graph_path)
-    opened = _open(layout, config)
+    graph_paths = GraphPaths(config.graph.graph_path)
+    opened = _open(graph_paths, config)
     devices = opened.devices
-    scheduler = open_scheduler(layout, config.schedule, config.launch, devices=devices)
-    with scheduler, screen(layout):  # nothing in the folder has changed before this line
-        scheduler.when_there_is_room(partial(_set_up, layout, config, opened, scheduler))
+    scheduler = open_scheduler(graph_paths, config.schedule, config.launch, devices=devices)
+    with scheduler, screen(graph_paths):  # nothing in the folder has changed before this line
+        scheduler.when_there_is_room(partial(_set_up, graph_paths, config, opened, scheduler))
         backend = TrainingBackend(
-            layout,
+            graph_paths,
             config,
             opened.graph,
             devices=devices,
@@ -121,7 +121,7 @@ def train_graph(config: BottomUpConfig, *, screen: Screen) -> int:
         )
         if config.schedule.auto_scaling:
             scheduler.set_callbacks(on_tick=Scaling(scheduler, backend.share_cpus).look)
-        scheduler.when_there_is_room(partial(_publish_requested, layout, flow, config))
+        scheduler.when_there_is_room(partial(_publish_requested, graph_paths, flow, config))
         scheduler.when_there_is_room(feeder.begin)
         scheduler.run()
         scheduler.when_there_is_room(feeder.add_blocked_skills)
@@ -130,33 +130,33 @@ def train_graph(config: BottomUpConfig, *, screen: Screen) -> int:
         return code
 
 
-def _open(layout: GraphPaths, config: BottomUpConfig) -> OpenedGraph:
+def _open(graph_paths: GraphPaths, config: BottomUpConfig) -> OpenedGraph:
     """Read and check all that a start needs; nothing in the folder changes."""
-    check_graph_record(layout, config.ppo)
+    check_graph_record(graph_paths, config.ppo)
     check_coverage(config)
     merge_rule(config.graph)  # refused now, or never
     each, wanted = config.schedule.devices_per_run, config.ppo.num_devices
     devices = device_slots(config.launch, each=each, wanted=wanted)
-    library, sources = Library.of(config), SkillSources(layout)
+    library, sources = Library.of(config), SkillSources(graph_paths)
     graph = open_graph(library, sources)
     skills = skill_configs(config, graph.skills)
     if config.graph.init_from is not None:
-        expert_of(ExpertStore(layout), config.graph.init_from)  # refused now, too
+        expert_of(ExpertStore(graph_paths), config.graph.init_from)  # refused now, too
     confinement = sandbox.confinement(
-        config.launch.sandbox, layout.root, network_wanted=config.ppo.use_wandb
+        config.launch.sandbox, graph_paths.root, network_wanted=config.ppo.use_wandb
     )
     target, most = config.graph.target_skill, config.graph.max_nodes
     for name in skills_towards(graph, target=target, max_nodes=most):
         graph.plan(name)  # now, not when it is its turn
     approvals = approve_skills(
-        layout,
+        graph_paths,
         graph.skills.values(),
         config.ppo.env_name,
         trust=config.graph.trust_skills,
         confine=confinement.in_folder,
     )
-    check_machine(layout.root, config.ppo)
-    refuse_shared_folder(layout.root, trust=config.graph.trust_folder)
+    check_machine(graph_paths.root, config.ppo)
+    refuse_shared_folder(graph_paths.root, trust=config.graph.trust_folder)
     return OpenedGraph(
         graph=graph,
         sources=sources,
@@ -168,17 +168,17 @@ def _open(layout: GraphPaths, config: BottomUpConfig) -> OpenedGraph:
 
 
 def _set_up(
-    layout: GraphPaths, config: BottomUpConfig, opened: OpenedGraph, scheduler: SkillScheduler
+    graph_paths: GraphPaths, config: BottomUpConfig, opened: OpenedGraph, scheduler: SkillScheduler
 ) -> None:
     """Bring the folder and the scheduler's state up to date, and say what is started."""
-    keep_approvals(layout, opened.approvals)
-    recover_graph(layout)
-    scheduler.add_skills(known_skills(layout, opened.graph, scheduler.state))
-    record_graph(layout, config.ppo)
-    notices.withdraw(layout, NOTICE)  # an earlier start's
+    keep_approvals(graph_paths, opened.approvals)
+    recover_graph(graph_paths)
+    scheduler.add_skills(known_skills(graph_paths, opened.graph, scheduler.state))
+    record_graph(graph_paths, config.ppo)
+    notices.withdraw(graph_paths, NOTICE)  # an earlier start's
     if config.command:
-        notices.publish(layout, "command", config.command)
-    notices.publish(layout, sandbox.NOTICE, opened.confinement.said)
+        notices.publish(graph_paths, "command", config.command)
+    notices.publish(graph_paths, sandbox.NOTICE, opened.confinement.said)
 
 
 def _cancelled_skills(scheduler: SkillScheduler) -> set[str]:
@@ -187,7 +187,7 @@ def _cancelled_skills(scheduler: SkillScheduler) -> set[str]:
     return {n for n, one in ended.items() if isinstance(one, Failed) and one.why == CANCELLED}
 
 
-def _publish_requested(layout: GraphPaths, flow: Flow, config: BottomUpConfig) -> None:
+def _publish_requested(graph_paths: GraphPaths, flow: Flow, config: BottomUpConfig) -> None:
     """Let `flowrl status` say what is trained."""
     count = len(flow.requested)
     how = ", added one by one" if count > 1 else ""
@@ -195,7 +195,7 @@ def _publish_requested(layout: GraphPaths, flow: Flow, config: BottomUpConfig) -
     text = f"skills asked for: {count}{how}; goal: {goal} success in training"
     if not config.schedule.auto_scaling:  # which has a notice of its own
         text += f"; slots: {config.schedule.max_parallel_skills}"
-    notices.publish(layout, "requested", text)
+    notices.publish(graph_paths, "requested", text)
 
 
 def _add_kept(config: BottomUpConfig, backend: TrainingBackend, feeder: Feeder, name: str) -> None:
@@ -228,8 +228,8 @@ def _use(
 
 def _kept_skills(config: BottomUpConfig, name: str, *, without: Collection[str]) -> list[Skill]:
     """The approved kept skills but for some: `name` and its needs; raises as `_add_kept` does."""
-    layout, game = GraphPaths(config.graph.graph_path), config.ppo.env_name
-    kept, store = SkillSources(layout).recorded(), ApprovalStore(layout.approvals)
+    graph_paths, game = GraphPaths(config.graph.graph_path), config.ppo.env_name
+    kept, store = SkillSources(graph_paths).recorded(), ApprovalStore(graph_paths.approvals)
     if name not in kept:
         raise GraphError(f"no skill {name!r} is kept with the graph; use flowrl add GRAPH FILE")
     new = [skill for skill in kept.values() if skill.name not in without]

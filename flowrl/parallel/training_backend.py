@@ -65,7 +65,7 @@ class TrainingBackend:
 
     def __init__(
         self,
-        layout: GraphPaths,
+        graph_paths: GraphPaths,
         config: BottomUpConfig,
         graph: SkillGraph,
         *,
@@ -73,18 +73,20 @@ class TrainingBackend:
         confinement: sandbox.Confinement | None = None,
         skills: Mapping[str, SkillConfig] | None = None,
     ) -> None:
-        self._layout = layout
+        self._graph_paths = graph_paths
         self._config = config
         self.graph = graph  # may grow while the scheduler runs
         self.skills = skills or {}
-        self.confinement = confinement or sandbox.confinement(config.launch.sandbox, layout.root)
+        self.confinement = confinement or sandbox.confinement(
+            config.launch.sandbox, graph_paths.root
+        )
         self._devices = devices or {}
         most = config.schedule.max_parallel_skills
         self._side_by_side = min(most, config.graph.max_nodes or most)  # runs that share the CPUs
         self._pinned: dict[Path, tuple[int, ...]] = {}  # run folder → CPUs
         # Raises now what would make every launch fail.
         sandbox.child_env(("0",), passed=config.launch.pass_env)
-        self._store = ExpertStore(layout)
+        self._store = ExpertStore(graph_paths)
         self._compared: set[str] = set()  # runs whose settings were compared with this start's
         self._rule = merge_rule(config.graph)
 
@@ -96,7 +98,7 @@ class TrainingBackend:
         """Make a run folder from the experts that count now, and write config.json, its flags."""
         asked = {"total_timesteps": _MORE} if request.more_frames else {}
         prepared = prepare_training_run(
-            layout=self._layout,
+            graph_paths=self._graph_paths,
             graph=self.graph,
             skill=request.skill,
             expert=request.expert,
@@ -107,13 +109,13 @@ class TrainingBackend:
             init_from=self._config.graph.init_from,
             anew=request.anew,
         )
-        records.write(self._layout.config_json, configs.to_json(self._config))
+        records.write(self._graph_paths.config_json, configs.to_json(self._config))
         return self.job_of(prepared, request)
 
     def resume(self, request: RunRequest) -> Job:
         """Make the run ready to continue from its last checkpoint, with its own configuration."""
         prepared = self._open(request)
-        clear_for_launch(prepared.layout)
+        clear_for_launch(prepared.run_paths)
         return self.job_of(prepared, request)
 
     def reopen(self, request: RunRequest) -> Job | None:
@@ -122,13 +124,13 @@ class TrainingBackend:
         It keeps its own settings; a warning says which ones this start would give it. A process
         whose run has no whole record is asked to end: its result could not be merged.
         """
-        paths = self._layout.run(request.expert, request.skill)
+        run_paths = self._graph_paths.run(request.expert, request.skill)
         try:
             prepared = self._found(request)
         except FileRefusedError as error:
-            if not is_transient(error) and lock_held(paths.folder):
-                request_stop(paths.folder.resolve())
-            if paths.run_json.exists():
+            if not is_transient(error) and lock_held(run_paths.folder):
+                request_stop(run_paths.folder.resolve())
+            if run_paths.run_json.exists():
                 raise
             return None
         if prepared.run.run_id != request.run_id:
@@ -139,8 +141,8 @@ class TrainingBackend:
     def merge(self, request: RunRequest) -> Mapping[str, Any]:
         """Merge the run's experts into the global checkpoint, exactly once."""
         return merge_run(
-            self._layout,
-            self._layout.run(request.expert, request.skill),
+            self._graph_paths,
+            self._graph_paths.run(request.expert, request.skill),
             request.skill,
             accounting=self._config.ppo.frame_accounting,
             rule=self._rule,
@@ -149,9 +151,9 @@ class TrainingBackend:
 
     def archived_result(self, request: RunRequest) -> RunResult | None:
         """The result of a run that was merged by hand, or after the state was last saved."""
-        archive = self._layout.archive(request.expert, request.skill)
+        run_paths = self._graph_paths.archive(request.expert, request.skill)
         try:
-            run, result = read_run(archive), read_result(archive)
+            run, result = read_run(run_paths), read_result(run_paths)
         except FileRefusedError:
             return None
         merged = request.run_id in self._store.manifest().merged
@@ -161,19 +163,19 @@ class TrainingBackend:
         """Archive a merged run's records and remove its folder, if it still exists."""
         start_reader()  # for the next merge; the dependants of this one run already
         with suppress(FileRefusedError):  # the folder is gone, or another attempt's
-            archive_run(self._layout, self._open(request).layout)
-        storage.remove_leftovers(self._layout.training_runs)  # of a removal that met an error
+            archive_run(self._graph_paths, self._open(request).run_paths)
+        storage.remove_leftovers(self._graph_paths.training_runs)  # of a removal that met an error
 
     def discard(self, request: RunRequest) -> Path | None:
         """Move a failed attempt's folder to `training_runs/failed/`."""
         if request.run_id:
-            comparisons.clear(self._layout.comparisons / request.run_id)
-        return fail_run(self._layout, request.expert, request.skill)
+            comparisons.clear(self._graph_paths.comparisons / request.run_id)
+        return fail_run(self._graph_paths, request.expert, request.skill)
 
     def _found(self, request: RunRequest) -> PreparedRun:
         """The folder in which the skill is trained now, whichever run it is of."""
-        paths = self._layout.run(request.expert, request.skill)
-        return PreparedRun(layout=paths, run=read_own_run(paths, request.skill))
+        run_paths = self._graph_paths.run(request.expert, request.skill)
+        return PreparedRun(run_paths=run_paths, run=read_own_run(run_paths, request.skill))
 
     def _open(self, request: RunRequest) -> PreparedRun:
         """The run's folder; FileRefusedError if it is gone or of another attempt."""
@@ -186,7 +188,7 @@ class TrainingBackend:
         """The job that trains a prepared run."""
         env = self._env(request)
         config = configs.from_json(PPOConfig, prepared.run.config)
-        module = ("--module_path", str(prepared.layout.module.resolve()))
+        module = ("--module_path", str(prepared.run_paths.module.resolve()))
         launch = self._of_launch(config, request, env)
         return Job(
             name=session_name(request.expert, request.skill),
@@ -195,7 +197,7 @@ class TrainingBackend:
             env=env,
             cwd=Path.cwd(),
             folder=prepared.run_folder.resolve(),
-            results=(prepared.layout.result_json.name,),
+            results=(prepared.run_paths.result_json.name,),
             cpus=() if request.devices else self._cpus(prepared.run_folder),
             sandbox=self.confinement.around(
                 RunPaths(prepared.run_folder.resolve(), prepared.run.expert),
@@ -239,7 +241,7 @@ class TrainingBackend:
         width = self._config.launch.cpus_per_run
         if not width:
             return ()
-        live = {paths.folder: paths for paths in live_runs(self._layout)}
+        live = {run_paths.folder: run_paths for run_paths in live_runs(self._graph_paths)}
         others = {path: _cpus_in_use(live[path]) for path in live.keys() - {folder}}
         self._pinned = {path: cpus for path, cpus in self._pinned.items() if path in live}
         self._pinned = others | self._pinned
@@ -292,12 +294,12 @@ def _limits(launch: LaunchConfig) -> dict[str, int]:
     return {name: limit for name, limit in limits.items() if limit}
 
 
-def _cpus_in_use(paths: RunPaths) -> tuple[int, ...]:
+def _cpus_in_use(run_paths: RunPaths) -> tuple[int, ...]:
     """The CPUs of a run that an earlier scheduler has launched."""
-    if not lock_held(paths.folder):
+    if not lock_held(run_paths.folder):
         return ()
     try:
-        cpus = storage.read_json(paths.spec_json).get("cpus")
+        cpus = storage.read_json(run_paths.spec_json).get("cpus")
     except FileRefusedError:  # its trainer may have changed it
         return ()
     return tuple(cpu for cpu in cpus if isinstance(cpu, int)) if isinstance(cpus, list) else ()

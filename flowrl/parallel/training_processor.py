@@ -96,17 +96,17 @@ def process_completed_training(
     changed.   FileRefusedError: there is no such run, or the manifest is damaged.   BusyError:
     another process merges, or a program answers the rule's questions; try again.
     """
-    layout = GraphPaths(Path(base_dir))
-    paths = RunPaths(Path(run_folder), global_expert_idx)
+    graph_paths = GraphPaths(Path(base_dir))
+    run_paths = RunPaths(Path(run_folder), global_expert_idx)
     rule = merge_policy or frame_count
-    summary = merge_run(layout, paths, skill_name, accounting=frame_accounting, rule=rule)
-    archive_run(layout, paths)
+    summary = merge_run(graph_paths, run_paths, skill_name, accounting=frame_accounting, rule=rule)
+    archive_run(graph_paths, run_paths)
     return summary
 
 
 def merge_run(
-    layout: GraphPaths,
-    paths: RunPaths,
+    graph_paths: GraphPaths,
+    run_paths: RunPaths,
     skill: str,
     *,
     accounting: FrameAccounting,
@@ -114,72 +114,79 @@ def merge_run(
     confinement: Confinement | None = None,
 ) -> dict[str, Any]:
     """Do the first half of `process_completed_training`: merge the experts, keep the folder."""
-    store = ExpertStore(layout)
-    if not paths.folder.is_dir():
-        return _archived_summary(layout.archive(paths.expert, skill), store.manifest(), paths)
-    run = read_own_run(paths, skill)
+    store = ExpertStore(graph_paths)
+    if not run_paths.folder.is_dir():
+        return _archived_summary(
+            graph_paths.archive(run_paths.expert, skill), store.manifest(), run_paths
+        )
+    run = read_own_run(run_paths, skill)
     configs.from_json(PPOConfig, run.config)  # refused now, or never
     candidates: tuple[Candidate, ...] = ()
     if run.run_id not in store.manifest().merged:
-        candidates = verified_candidates(paths, run, accounting)
+        candidates = verified_candidates(run_paths, run, accounting)
         storage.fault_point("merge.verified")
     evidence = {}
     if questions := store.questions(run.run_id, candidates, rule=rule):
-        evidence = comparisons.evidence(layout, paths, run, questions, confinement=confinement)
+        evidence = comparisons.evidence(
+            graph_paths, run_paths, run, questions, confinement=confinement
+        )
     storage.fault_point("merge.informed")
     commit = store.commit(run.run_id, candidates, rule=rule, evidence=evidence)
-    return _summary(paths, run, commit)
+    return _summary(run_paths, run, commit)
 
 
-def archive_run(layout: GraphPaths, paths: RunPaths) -> None:
+def archive_run(graph_paths: GraphPaths, run_paths: RunPaths) -> None:
     """Do the second half: archive a merged run's records, remove its folder, collect garbage.
 
     `recover_graph` completes it at the next start. FileRefusedError: the folder is not the run's.
     """
-    if not paths.folder.is_dir():
+    if not run_paths.folder.is_dir():
         return
-    store = ExpertStore(layout)
-    run = read_run(paths)
+    store = ExpertStore(graph_paths)
+    run = read_run(run_paths)
     if run.run_id in store.manifest().merged:
-        own = layout.run(run.expert, run.skill).folder
-        if paths.folder.name != own.name or read_result(paths).run_id != run.run_id:
-            raise FileRefusedError(f"{paths.folder} is not the folder of run {run.run_id}")
-        comparisons.clear(layout.comparisons / run.run_id)
-        _move_to_archive(paths, layout.archive(run.expert, run.skill))
-        store.collect_garbage(pinned_versions(layout))
+        own = graph_paths.run(run.expert, run.skill).folder
+        if run_paths.folder.name != own.name or read_result(run_paths).run_id != run.run_id:
+            raise FileRefusedError(f"{run_paths.folder} is not the folder of run {run.run_id}")
+        comparisons.clear(graph_paths.comparisons / run.run_id)
+        _move_to_archive(run_paths, graph_paths.archive(run.expert, run.skill))
+        store.collect_garbage(pinned_versions(graph_paths))
 
 
-def recover_graph(layout: GraphPaths) -> None:
+def recover_graph(graph_paths: GraphPaths) -> None:
     """Remove what a kill or a power cut left behind, and archive the runs that are merged.
 
     The scheduler merges the finished ones that are not. No other process may prepare or merge runs
     of this graph meanwhile. FileRefusedError means that the manifest is damaged.
     """
-    refuse_misplaced(layout)
-    store = ExpertStore(layout)
-    store.recover(pinned_versions(layout))
-    for folder in (layout.training_runs, layout.failed_runs):
+    refuse_misplaced(graph_paths)
+    store = ExpertStore(graph_paths)
+    store.recover(pinned_versions(graph_paths))
+    for folder in (graph_paths.training_runs, graph_paths.failed_runs):
         storage.remove_leftovers(folder)
-    remove_part_files(layout)
+    remove_part_files(graph_paths)
     for version in store.manifest().experts.values():
         path = store.path_of(version)
-        if not path.exists() and (layout.quarantine / path.relative_to(layout.root)).exists():
+        if (
+            not path.exists()
+            and (graph_paths.quarantine / path.relative_to(graph_paths.root)).exists()
+        ):
             with suppress(ExpertError):  # a fall-back was interrupted; notices say what came of it
                 repair.usable(store, version)
     merged, live = store.manifest().merged, set[str]()
-    for paths in live_runs(layout):
+    for run_paths in live_runs(graph_paths):
         try:
-            run = read_run(paths)
+            run = read_run(run_paths)
             live.add(run.run_id)
-            if run.run_id in merged and not lock_held(paths.folder):
-                archive_run(layout, paths)
+            if run.run_id in merged and not lock_held(run_paths.folder):
+                archive_run(graph_paths, run_paths)
         except (FileRefusedError, BusyError) as error:
             logger.warning("a run folder stays: %s", error)
-    comparisons.remove_stale(layout, live)
+    comparisons.remove_stale(graph_paths, live)
 
 
 def verified_candidates(
-    paths: RunPaths, run: TrainingRun, accounting: FrameAccounting = "acted"
+    run_paths: RunPaths, run: TrainingRun, accounting: FrameAccounting = "acted"
 ) -> tuple[Candidate, ...]:
     """Check a run's result and its experts, and return them as candidates of the merge.
 
@@ -188,20 +195,20 @@ def verified_candidates(
     means that the arrays could not be read just now.
     """
     try:
-        result = read_result(paths)
+        result = read_result(run_paths)
         expected = expected_shapes(run.config)
     except (FileRefusedError, ConfigError, KeyError, TypeError) as error:
-        raise _refused(paths, run, [f"  {error}"]) from error
-    _refuse(paths, run, _result_differences(paths, run, result))
+        raise _refused(run_paths, run, [f"  {error}"]) from error
+    _refuse(run_paths, run, _result_differences(run_paths, run, result))
     local = Remapping(run.experts).global_to_local
-    reports = {paths.final(local[report.expert]): report for report in result.experts}
-    _refuse(paths, run, _file_differences(paths, reports, expected))
+    reports = {run_paths.final(local[report.expert]): report for report in result.experts}
+    _refuse(run_paths, run, _file_differences(run_paths, reports, expected))
     try:
-        found = array_check.read_arrays(list(reports), expected)
+        contents = array_check.read_arrays(list(reports), expected)
     except ExpertCorruptError as error:
-        raise _refused(paths, run, [f"  {error}"]) from error
-    arrays = dict(zip(reports, found, strict=True))
-    _refuse(paths, run, (x for f in reports for x in _array_differences(reports[f], arrays[f])))
+        raise _refused(run_paths, run, [f"  {error}"]) from error
+    arrays = dict(zip(reports, contents, strict=True))
+    _refuse(run_paths, run, (x for f in reports for x in _array_differences(reports[f], arrays[f])))
     ancestors = {ancestor.index: ancestor for ancestor in run.ancestors}
     return tuple(
         Candidate(
@@ -220,33 +227,33 @@ def verified_candidates(
     )
 
 
-def _move_to_archive(paths: RunPaths, archive: RunPaths) -> None:
+def _move_to_archive(run_paths: RunPaths, archive: RunPaths) -> None:
     """Archive a merged run's records, then remove its folder."""
     storage.fault_point("merge.committed")
     storage.make_dir(archive.folder)
-    for source, target in zip(paths.tracker_folders, archive.tracker_folders, strict=True):
+    for source, target in zip(run_paths.tracker_folders, archive.tracker_folders, strict=True):
         _archive_folder(source, target)
-    for source in itertools.islice(_small_files(paths, archive), _MOST_SMALL_FILES):
+    for source in itertools.islice(_small_files(run_paths, archive), _MOST_SMALL_FILES):
         try:
             storage.copy_file(source, archive.folder / source.name)
         except FileRefusedError as error:
             logger.warning("%s is not archived: %s", source, error)
-    for source, target in zip(paths.records, archive.records, strict=True):
+    for source, target in zip(run_paths.records, archive.records, strict=True):
         if source.exists():
             storage.copy_file(source, target)
         else:
             storage.remove_file(target)  # of an earlier run of the skill
     storage.fault_point("merge.archived")
-    storage.remove_tree(paths.folder)
+    storage.remove_tree(run_paths.folder)
     storage.fault_point("merge.removed")
 
 
-def _small_files(paths: RunPaths, archive: RunPaths) -> Iterator[Path]:
+def _small_files(run_paths: RunPaths, archive: RunPaths) -> Iterator[Path]:
     """Return the run's other files, such as video.mp4; a trainer may name them anything."""
-    known = {path.name for path in (*paths.records, *paths.of_the_process)}
-    sizes = {path: path.lstat() for path in sorted(paths.folder.iterdir())}
-    for path, found in sizes.items():
-        plain = stat.S_ISREG(found.st_mode) and found.st_size <= _SMALL_BYTES
+    known = {path.name for path in (*run_paths.records, *run_paths.of_the_process)}
+    sizes = {path: path.lstat() for path in sorted(run_paths.folder.iterdir())}
+    for path, status in sizes.items():
+        plain = stat.S_ISREG(status.st_mode) and status.st_size <= _SMALL_BYTES
         free = not path.name.startswith("expert_") and not (archive.folder / path.name).is_dir()
         if plain and free and path.name not in known and _FILE_NAME.fullmatch(path.name):
             yield path
@@ -264,7 +271,7 @@ def _archive_folder(source: Path, target: Path) -> None:
         logger.warning("%s is not archived: %s", source, error)
 
 
-def _archived_summary(archive: RunPaths, manifest: Manifest, paths: RunPaths) -> dict[str, Any]:
+def _archived_summary(archive: RunPaths, manifest: Manifest, run_paths: RunPaths) -> dict[str, Any]:
     """The summary of a run whose folder is gone because it was merged."""
     if archive.run_json.exists():
         run = read_run(archive)
@@ -272,12 +279,13 @@ def _archived_summary(archive: RunPaths, manifest: Manifest, paths: RunPaths) ->
             commit = Commit(manifest=manifest, decisions={}, already_merged=True)
             return _summary(archive, run, commit)
     raise FileRefusedError(
-        f"{paths.folder} does not exist and {archive.folder} holds no merged run; train the skill"
+        f"{run_paths.folder} does not exist and {archive.folder} holds no merged run; "
+        "train the skill"
     )
 
 
-def _summary(paths: RunPaths, run: TrainingRun, commit: Commit) -> dict[str, Any]:
-    result, experts = read_result(paths), commit.manifest.experts
+def _summary(run_paths: RunPaths, run: TrainingRun, commit: Commit) -> dict[str, Any]:
+    result, experts = read_result(run_paths), commit.manifest.experts
     config = configs.from_json(PPOConfig, run.config)
     summaries = {
         expert: _expert_summary(experts[expert], run, commit.decisions.get(expert))
@@ -314,27 +322,27 @@ def _expert_summary(
     }
 
 
-def _refuse(paths: RunPaths, run: TrainingRun, differences: Iterable[str]) -> None:
+def _refuse(run_paths: RunPaths, run: TrainingRun, differences: Iterable[str]) -> None:
     """Raise ResultRefusedError if there are any differences."""
     if lines := list(differences):
-        raise _refused(paths, run, lines)
+        raise _refused(run_paths, run, lines)
 
 
-def _refused(paths: RunPaths, run: TrainingRun, lines: list[str]) -> ResultRefusedError:
+def _refused(run_paths: RunPaths, run: TrainingRun, lines: list[str]) -> ResultRefusedError:
     heading = (
-        f"run {run.run_id} of {run.skill!r} in {paths.folder}: keep the folder for reading and "
+        f"run {run.run_id} of {run.skill!r} in {run_paths.folder}: keep the folder for reading and "
         "train the skill again"
     )
     return ResultRefusedError("\n".join([heading, *lines]))
 
 
-def _differ(name: str, expected: Any, found: Any) -> Iterator[str]:
-    if expected != found:
+def _differ(name: str, expected: Any, actual: Any) -> Iterator[str]:
+    if expected != actual:
         yield f"- {name} {expected}"
-        yield f"+ {name} {found}"
+        yield f"+ {name} {actual}"
 
 
-def _result_differences(paths: RunPaths, run: TrainingRun, result: RunResult) -> Iterator[str]:
+def _result_differences(run_paths: RunPaths, run: TrainingRun, result: RunResult) -> Iterator[str]:
     seeds = sorted(ancestor.index for ancestor in run.ancestors)
     dependencies = [expert for expert in run.experts if expert != run.expert or expert in seeds]
     acted = sum(report.acted for report in result.experts)
@@ -343,37 +351,39 @@ def _result_differences(paths: RunPaths, run: TrainingRun, result: RunResult) ->
     yield from _differ("ancestors", dependencies, seeds)
     yield from _differ("acted steps, over all experts,", result.frames, acted)
     yield from _differ("steps of the plan", len(run.plan), len(result.step_success))
-    for path in paths.records:
+    for path in run_paths.records:
         if path.is_symlink() or (path.exists() and not stat.S_ISREG(path.lstat().st_mode)):
             yield from _differ(path.name, "a plain file", "a link or a special file")
 
 
 def _file_differences(
-    paths: RunPaths, reports: Mapping[Path, ExpertReport], expected: Shapes
+    run_paths: RunPaths, reports: Mapping[Path, ExpertReport], expected: Shapes
 ) -> Iterator[str]:
     """Differences in the experts' files, found before any array is read."""
-    for folder in (paths.policies, paths.finals):
+    for folder in (run_paths.policies, run_paths.finals):
         if folder.is_symlink() or not folder.is_dir():
             yield f"  {folder} is not a folder"
             return
     names = sorted(folder.name for folder in reports)
-    yield from _differ("folders", names, sorted(path.name for path in paths.finals.iterdir()))
+    yield from _differ("folders", names, sorted(path.name for path in run_paths.finals.iterdir()))
     most = _SPARE_BYTES + _BYTES_PER_NUMBER * sum(map(math.prod, expected.values()))
     for folder, report in reports.items():
         try:
             size = sum(path.lstat().st_size for path in plain_files(folder))
-            found = storage.tree_digest(folder) if size <= most else f"of {size} bytes, over {most}"
+            digest = (
+                storage.tree_digest(folder) if size <= most else f"of {size} bytes, over {most}"
+            )
         except FileRefusedError as error:
             yield f"  {error}"
         else:
-            yield from _differ(f"expert {report.expert} sha256", report.sha256, found)
+            yield from _differ(f"expert {report.expert} sha256", report.sha256, digest)
 
 
 def _array_differences(report: ExpertReport, arrays: ArrayReport) -> Iterator[str]:
     expert = f"expert {report.expert}"
     if arrays.unreadable:
         yield f"  {expert} cannot be read: {arrays.unreadable}"
-    for leaf, wanted, found in arrays.differences:
-        yield from _differ(f"{expert} {leaf}", wanted, found)
+    for leaf, wanted, actual in arrays.differences:
+        yield from _differ(f"{expert} {leaf}", wanted, actual)
     if arrays.content:
         yield from _differ(f"{expert} content", report.content, arrays.content)

@@ -61,17 +61,17 @@ _RUN_FOLDER = re.compile(r"skill_(0|[1-9][0-9]*)_[A-Za-z0-9_]+")
 class PreparedRun:
     """A run that can be launched; unpacks as `(run_folder, module_path, policies_folder)`."""
 
-    layout: RunPaths
+    run_paths: RunPaths
     run: TrainingRun
 
     @property
     def run_folder(self) -> Path:
         """The folder of the run."""
-        return self.layout.folder
+        return self.run_paths.folder
 
     def __iter__(self) -> Iterator[Path]:
         """The documented triple."""
-        return iter((self.layout.folder, self.layout.module, self.layout.policies))
+        return iter((self.run_paths.folder, self.run_paths.module, self.run_paths.policies))
 
 
 def build_remapping(
@@ -95,7 +95,7 @@ def build_remapping(
 
 def prepare_training_run(  # noqa: PLR0913
     *,
-    layout: GraphPaths,
+    graph_paths: GraphPaths,
     graph: SkillGraph,
     skill: str,
     expert: int,
@@ -105,7 +105,7 @@ def prepare_training_run(  # noqa: PLR0913
     origins: Mapping[str, str] | None = None,
     init_from: str | None = None,
     anew: bool = False,
-    trial: RunPaths | None = None,
+    run_paths: RunPaths | None = None,
     records: Mapping[str, bytes] = MappingProxyType({}),
 ) -> PreparedRun:
     """Make the run folder of a skill: its module, the seeds of its experts and run.json.
@@ -123,7 +123,7 @@ def prepare_training_run(  # noqa: PLR0913
       SkillError: the plan cannot be made into a module.
       BusyError: a process of an earlier attempt still lives.
     """
-    refuse_misplaced(layout)
+    refuse_misplaced(graph_paths)
     steps = graph.plan(skill)
     needs = dict.fromkeys(step.skill for step in steps if step.skill != skill)
     experts = {need: _index(need, completed) for need in needs} | {skill: expert}
@@ -139,13 +139,13 @@ def prepare_training_run(  # noqa: PLR0913
         origins=origins or {},
         anew=anew,
     )
-    store = ExpertStore(layout)
+    store = ExpertStore(graph_paths)
     run = replace(run, ancestors=_seeds(store, run, experts))
     copied = _copied(store, run, init_from) if init_from is not None else None
     module = generate_module_with_remapping(run, graph.skills).encode()
     digest = hashlib.sha256(module).hexdigest()
-    run = replace(run, module_sha256=digest, approvals=_approvals(layout, run, graph.skills))
-    return _write_usable(store, run, {f"{expert}.py": module, **records}, trial, copied=copied)
+    run = replace(run, module_sha256=digest, approvals=_approvals(graph_paths, run, graph.skills))
+    return _write_usable(store, run, {f"{expert}.py": module, **records}, run_paths, copied=copied)
 
 
 def _planned(
@@ -175,17 +175,17 @@ def _write_usable(
     store: ExpertStore,
     run: TrainingRun,
     contents: Mapping[str, bytes],
-    trial: RunPaths | None,
+    run_paths: RunPaths | None,
     *,
     copied: ExpertVersion | None,
 ) -> PreparedRun:
     """Write the run's folder; the newest whole version of an expert counts if one is damaged."""
     try:
-        return _write_folder(store, run, contents, trial, copied=copied)
+        return _write_folder(store, run, contents, run_paths, copied=copied)
     except (ExpertCorruptError, ExpertMissingError):
         run = replace(run, ancestors=tuple(repair.usable(store, seed) for seed in run.ancestors))
         _check_shapes(store, run, run.ancestors)
-        return _write_folder(store, run, contents, trial, copied=copied)
+        return _write_folder(store, run, contents, run_paths, copied=copied)
 
 
 def expected_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -224,7 +224,7 @@ def _seeds(
             )
         if index not in merged and index != run.expert:
             raise ExpertMissingError(
-                f"expert {index} ({name}) is not in {store.layout.manifest}; train it first"
+                f"expert {index} ({name}) is not in {store.graph_paths.manifest}; train it first"
             )
     known = merged.keys() - ({run.expert} if run.anew else set())
     seeds = tuple(merged[index] for index in run.experts if index in known)
@@ -236,12 +236,12 @@ def _check_shapes(store: ExpertStore, run: TrainingRun, seeds: Sequence[ExpertVe
     expected: Shapes = expected_shapes(run.config)
     for seed in seeds:
         for leaf in sorted({*seed.shapes, *expected}):
-            found, needed = seed.shapes.get(leaf), expected.get(leaf)
-            if found != needed:
+            actual, needed = seed.shapes.get(leaf), expected.get(leaf)
+            if actual != needed:
                 width = seed.shapes.get("actor/dense_0/bias", ("N",))[0]
                 raise ExpertShapeError(
                     f"expert {seed.index} ({seed.skill}, {store.path_of(seed)}) has {leaf} of "
-                    f"shape {found}, this run needs {needed}; start with "
+                    f"shape {actual}, this run needs {needed}; start with "
                     f"--layer_size {width}, or in another graph folder"
                 )
 
@@ -252,7 +252,7 @@ def expert_of(store: ExpertStore, skill: str) -> ExpertVersion:
     if skill not in versions:
         near = closest(skill, tuple(versions))
         raise ConfigError(
-            f"--init_from {printable(skill)} has no expert in {store.layout.manifest}{near}; "
+            f"--init_from {printable(skill)} has no expert in {store.graph_paths.manifest}{near}; "
             "train the skill first"
         )
     return versions[skill]
@@ -267,10 +267,10 @@ def _write_folder(
     copied: ExpertVersion | None,
 ) -> PreparedRun:
     """Build the run's folder under a temporary name, then rename it durably."""
-    layout = store.layout
-    paths = trial or layout.run(run.expert, run.skill)
-    _refuse_live_process(paths)
-    with storage.building(paths.folder) as folder:
+    graph_paths = store.graph_paths
+    run_paths = trial or graph_paths.run(run.expert, run.skill)
+    _refuse_live_process(run_paths)
+    with storage.building(run_paths.folder) as folder:
         building = RunPaths(folder, run.expert)
         storage.make_dir(building.policies)
         for name, content in contents.items():
@@ -278,18 +278,18 @@ def _write_folder(
         _copy_seeds(store, building, run, copied)
         write_run(building, run, durable=False)
         if trial is None:
-            fail_run(layout, run.expert, run.skill)
+            fail_run(graph_paths, run.expert, run.skill)
         storage.fault_point("prepare.built")
-    return PreparedRun(layout=paths, run=run)
+    return PreparedRun(run_paths=run_paths, run=run)
 
 
 def _copy_seeds(
-    store: ExpertStore, building: RunPaths, run: TrainingRun, copied: ExpertVersion | None
+    store: ExpertStore, run_paths: RunPaths, run: TrainingRun, copied: ExpertVersion | None
 ) -> None:
     local = Remapping(run.experts).global_to_local
     seeds = [(version.index, version) for version in run.ancestors]
     for expert, version in [*seeds, *([(run.expert, copied)] if copied else [])]:
-        seed = building.seed(local[expert])
+        seed = run_paths.seed(local[expert])
         try:
             digest = storage.copy_tree(store.path_of(version), seed)
         except FileRefusedError as error:
@@ -309,15 +309,15 @@ def generate_module_with_remapping(run: TrainingRun, skills: Mapping[str, Skill]
 
 
 def _approvals(
-    layout: GraphPaths, run: TrainingRun, skills: Mapping[str, Skill]
+    graph_paths: GraphPaths, run: TrainingRun, skills: Mapping[str, Skill]
 ) -> tuple[CodeApproval, ...]:
     """The approvals that the skills of the plan have; the trainer refuses code without one."""
-    store = ApprovalStore(layout.approvals)
+    store = ApprovalStore(graph_paths.approvals)
     digests = {}
     for skill in (skills[step.skill] for step in run.plan):
         functions = parsed_function(skill.is_done), parsed_function(skill.reward)
         digests[code_digest(*functions, run.config["env_name"])] = None
-    return tuple(found for digest in digests if (found := store.find(digest)))
+    return tuple(approval for digest in digests if (approval := store.find(digest)))
 
 
 def _head(run: TrainingRun) -> str:
@@ -374,33 +374,33 @@ def _in_docstring(text: str) -> str:
 # The run folders that are there
 
 
-def live_runs(layout: GraphPaths) -> Iterator[RunPaths]:
+def live_runs(graph_paths: GraphPaths) -> Iterator[RunPaths]:
     """The run folders of the graph that are neither merged nor failed, sorted by name."""
-    if not layout.training_runs.is_dir():
+    if not graph_paths.training_runs.is_dir():
         return
-    for path in sorted(layout.training_runs.iterdir()):
-        found = _RUN_FOLDER.fullmatch(path.name)
-        if found is not None and path.is_dir() and not path.is_symlink():
-            yield RunPaths(path, int(found[1]))
+    for path in sorted(graph_paths.training_runs.iterdir()):
+        match = _RUN_FOLDER.fullmatch(path.name)
+        if match is not None and path.is_dir() and not path.is_symlink():
+            yield RunPaths(path, int(match[1]))
 
 
-def readable_runs(layout: GraphPaths) -> Iterator[tuple[RunPaths, TrainingRun]]:
+def readable_runs(graph_paths: GraphPaths) -> Iterator[tuple[RunPaths, TrainingRun]]:
     """The live runs with their records, but for damaged ones; or FormatVersionError."""
-    for paths in live_runs(layout):
+    for run_paths in live_runs(graph_paths):
         try:
-            yield paths, read_run(paths)
+            yield run_paths, read_run(run_paths)
         except FormatVersionError:
             raise
         except FileRefusedError as error:
             logger.error("%s; its skill begins a new run", error)
 
 
-def pinned_versions(layout: GraphPaths) -> frozenset[tuple[int, str]] | None:
+def pinned_versions(graph_paths: GraphPaths) -> frozenset[tuple[int, str]] | None:
     """The (index, version) that live runs started from; None, for all, if a record is damaged."""
     pinned: set[tuple[int, str]] = set()
-    for paths in live_runs(layout):
+    for run_paths in live_runs(graph_paths):
         try:
-            ancestors = read_run(paths).ancestors
+            ancestors = read_run(run_paths).ancestors
         except FileRefusedError as error:
             logger.warning("no version is collected: %s", error)
             return None
@@ -408,57 +408,59 @@ def pinned_versions(layout: GraphPaths) -> frozenset[tuple[int, str]] | None:
     return frozenset(pinned)
 
 
-def remove_part_files(layout: GraphPaths) -> None:
+def remove_part_files(graph_paths: GraphPaths) -> None:
     """Remove the half-written files that dead writers left anywhere in the graph."""
-    folders = sorted(path for path in layout.root.iterdir() if not path.is_symlink())
-    dead = (paths.folder for paths in live_runs(layout) if not lock_held(paths.folder))
-    for folder in (layout.root, *folders, *dead):
+    folders = sorted(path for path in graph_paths.root.iterdir() if not path.is_symlink())
+    dead = (
+        run_paths.folder for run_paths in live_runs(graph_paths) if not lock_held(run_paths.folder)
+    )
+    for folder in (graph_paths.root, *folders, *dead):
         storage.remove_part_files(folder)
 
 
-def read_own_run(paths: RunPaths, skill: str) -> TrainingRun:
+def read_own_run(run_paths: RunPaths, skill: str) -> TrainingRun:
     """Read run.json; FileRefusedError if it is damaged, or of another expert or skill."""
-    run = read_run(paths)
-    if (run.expert, run.skill) != (paths.expert, skill):
+    run = read_run(run_paths)
+    if (run.expert, run.skill) != (run_paths.expert, skill):
         raise FileRefusedError(
-            f"{paths.run_json} is of expert {run.expert} ({run.skill}), not of expert "
-            f"{paths.expert} ({skill}); retry the skill"
+            f"{run_paths.run_json} is of expert {run.expert} ({run.skill}), not of expert "
+            f"{run_paths.expert} ({skill}); retry the skill"
         )
     return run
 
 
-def clear_for_launch(paths: RunPaths) -> None:
+def clear_for_launch(run_paths: RunPaths) -> None:
     """Remove the records of a run's last launch, no checkpoints; BusyError if the run lives."""
-    _refuse_live_process(paths)
-    records = (paths.start_json, paths.exit_json, paths.result_json, paths.progress)
-    for record in (*records, paths.prune_json):
+    _refuse_live_process(run_paths)
+    records = (run_paths.start_json, run_paths.exit_json, run_paths.result_json, run_paths.progress)
+    for record in (*records, run_paths.prune_json):
         storage.remove_file(record)
 
 
-def _refuse_live_process(paths: RunPaths) -> None:
+def _refuse_live_process(run_paths: RunPaths) -> None:
     """Raise BusyError if a process of the run in this folder still lives."""
-    if lock_held(paths.folder):
-        raise BusyError(f"{paths.lock} is held: a process of this run lives; wait or cancel it")
+    if lock_held(run_paths.folder):
+        raise BusyError(f"{run_paths.lock} is held: a process of this run lives; wait or cancel it")
 
 
-def fail_run(layout: GraphPaths, expert: int, skill: str) -> Path | None:
+def fail_run(graph_paths: GraphPaths, expert: int, skill: str) -> Path | None:
     """Move a run folder to `training_runs/failed/`; returns its new path, None without a folder.
 
     The newest failures of each skill are kept for reading. If a process of this run still lives,
     the folder stays where it is: BusyError.
     """
-    paths = layout.run(expert, skill)
-    if not paths.folder.is_dir():
+    run_paths = graph_paths.run(expert, skill)
+    if not run_paths.folder.is_dir():
         return None
-    if not becomes_free(paths.folder):  # a runner that has recorded the end is still ending
-        _refuse_live_process(paths)
+    if not becomes_free(run_paths.folder):  # a runner that has recorded the end is still ending
+        _refuse_live_process(run_paths)
     try:
-        target = layout.failed_run(expert, skill, read_run(paths).attempt)
+        target = graph_paths.failed_run(expert, skill, read_run(run_paths).attempt)
     except FileRefusedError:
-        target = layout.failed_run(expert, skill, 0)
+        target = graph_paths.failed_run(expert, skill, 0)
     storage.remove_tree(target)  # attempts are counted from 1 again when the state is made anew
-    storage.move_dir(paths.folder, target)
-    failures = layout.failed_runs.glob(f"{target.name.rpartition('.')[0]}.attempt*")
+    storage.move_dir(run_paths.folder, target)
+    failures = graph_paths.failed_runs.glob(f"{target.name.rpartition('.')[0]}.attempt*")
     for path in sorted(failures, key=lambda path: path.stat().st_mtime)[:-KEPT_FAILURES]:
         storage.remove_tree(path)
     return target

@@ -40,11 +40,13 @@ def advantages(
 
     def earlier(later: jax.Array, step: tuple[jax.Array, jax.Array]):
         delta, keep = step
-        found = delta + gamma * lam * keep * later
-        return found, found
+        advantage = delta + gamma * lam * keep * later
+        return advantage, advantage
 
-    _, found = jax.lax.scan(earlier, jnp.zeros_like(last_value), (deltas, goes_on), reverse=True)
-    return found
+    _, advantages = jax.lax.scan(
+        earlier, jnp.zeros_like(last_value), (deltas, goes_on), reverse=True
+    )
+    return advantages
 
 
 def normalised(

@@ -98,8 +98,8 @@ def meet(name: str, value: str) -> None:
     client = distributed.global_state.client
     assert client is not None
     client.key_value_set(f"flowrl/{name}/{jax.process_index()}", value)
-    found = client.get_live_nodes(list(range(number)))
-    if missing := [str(process) for process in range(number) if process not in found]:
+    nodes = client.get_live_nodes(list(range(number)))
+    if missing := [str(process) for process in range(number) if process not in nodes]:
         raise PeerLostError(f"no sign of life of process {', '.join(missing)}")
     if len({said for _, said in client.key_value_dir_get(f"flowrl/{name}")}) > 1:
         raise ConfigError(f"the {number} processes have different {name}; start all with the same")
@@ -137,7 +137,7 @@ def _connect(config: TrainConfig, others: Sequence[Child], stop: Callable[[], in
         distributed.global_state.process_id = 0
     argv = to_argv(replace(config, process_id=0))
     digest = hashlib.sha256(f"{digest_of_sources()}\n{argv}".encode())
-    for path in filter(Path.exists, (config.module_path, config.paths.run_json)):
+    for path in filter(Path.exists, (config.module_path, config.run_paths.run_json)):
         digest.update(storage.read_bytes(path))
     meet("command lines, modules or sources", digest.hexdigest())
 
@@ -181,6 +181,6 @@ def _exit_code(others: Sequence[Child]) -> int:
 
 
 def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind((_LOOPBACK, 0))
-        return int(found.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind((_LOOPBACK, 0))
+        return int(listener.getsockname()[1])

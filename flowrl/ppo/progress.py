@@ -31,8 +31,8 @@ class Reporter:
     def __init__(
         self, assignment: Assignment, config: PPOConfig, progress: RunPaths | None = None
     ) -> None:
-        self._paths, self._run = assignment
-        self._progress = progress or self._paths  # where progress.json lies
+        self._run_paths, self._run = assignment
+        self._progress = progress or self._run_paths  # where progress.json lies
         self._config = config
         self._trackers = Guarded([])
         self._shown_at = self._logged_at = self._printed_at = float("-inf")
@@ -47,7 +47,7 @@ class Reporter:
           ConfigError: a tracker needs a package that is not installed.
         """
         self._trackers = open_trackers(
-            self._paths, flags(self._config), run_id=self._run.run_id, frames=counters.frames
+            self._run_paths, flags(self._config), run_id=self._run.run_id, frames=counters.frames
         )
         self._begin("training", counters)
 

@@ -49,7 +49,7 @@ _SHARDING = ("env_shards", "grad_sync_period")
 class Assignment(NamedTuple):
     """One run, as its folder and its module say it."""
 
-    paths: RunPaths
+    run_paths: RunPaths
     run: TrainingRun
 
 
@@ -110,7 +110,7 @@ def read_assignment(config: TrainConfig, module: TaskModule) -> Assignment:
     path = config.module_path.absolute()
     if not (path.stem.isascii() and path.stem.isdigit() and path.suffix == ".py"):
         raise ConfigError(f"--module_path {path} must be named after its expert's index, as 2.py")
-    paths = RunPaths(path.parent, int(path.stem))
+    run_paths = RunPaths(path.parent, int(path.stem))
     plan = tuple(
         PlannedStep(
             skill=task.skill,
@@ -121,26 +121,26 @@ def read_assignment(config: TrainConfig, module: TaskModule) -> Assignment:
         )
         for task in module.tasks
     )
-    if not paths.run_json.exists():
+    if not run_paths.run_json.exists():
         run = TrainingRun(
             run_id=STANDALONE,
             skill=plan[-1].skill,
-            expert=paths.expert,
+            expert=run_paths.expert,
             attempt=1,
             plan=plan,
             experts=module.experts,
             ancestors=(),
             config={},
         )
-        return Assignment(paths, run)
-    run = runs.read_run(paths)
-    runs.check_module(paths, run)
+        return Assignment(run_paths, run)
+    run = runs.read_run(run_paths)
+    runs.check_module(run_paths, run)
     if (run.experts, run.plan) != (module.experts, plan):
         raise FileRefusedError(
-            f"{paths.run_json} and {paths.module} say different experts or plans "
+            f"{run_paths.run_json} and {run_paths.module} say different experts or plans "
             f"({run.experts} and {module.experts}); prepare the run again"
         )
-    return Assignment(paths, run)
+    return Assignment(run_paths, run)
 
 
 def initial_experts(
@@ -161,7 +161,7 @@ def initial_experts(
     digests = {ancestor.index: ancestor.sha256 for ancestor in assignment.run.ancestors}
     params = []
     for local, expert in enumerate(assignment.run.experts):
-        folder = assignment.paths.seed(local)
+        folder = assignment.run_paths.seed(local)
         if folder.is_dir():
             if expert in digests and storage.tree_digest(folder) != digests[expert]:
                 raise ExpertCorruptError(f"{folder} is not the version that run.json names; retry")
@@ -174,17 +174,17 @@ def initial_experts(
 
 
 def publish(
-    paths: RunPaths, experts: Sequence[int], params: Sequence[Any], *, acted: Sequence[int]
+    run_paths: RunPaths, experts: Sequence[int], params: Sequence[Any], *, acted: Sequence[int]
 ) -> tuple[ExpertReport, ...]:
     """Write experts of these numbers as the run's finals, all of them by one rename.
 
     `params` has a tree of parameters for each, `acted` the frames in which it acted.
     """
-    storage.remove_tree(paths.finals)
+    storage.remove_tree(run_paths.finals)
     reports = []
-    with storage.building(paths.finals) as prepared:
+    with storage.building(run_paths.finals) as prepared:
         for local, (expert, one) in enumerate(zip(experts, params, strict=True)):
-            folder = prepared / paths.final(local).name
+            folder = prepared / run_paths.final(local).name
             checkpoint.save_expert(folder, one)
             reports.append(
                 ExpertReport(
@@ -207,19 +207,19 @@ def finish(assignment: Assignment, params: Any, counters: Counters, **figures: A
       counters: what the run has done.
       figures: the other fields of a `RunResult`, as `step_success`.
     """
-    storage.remove_file(assignment.paths.result_json)  # of an earlier run in the same folder
+    storage.remove_file(assignment.run_paths.result_json)  # of an earlier run in the same folder
     params, run, acted = jax.device_get(params), assignment.run, counters.acted
     each = [jax.tree.map(itemgetter(local), params) for local in range(len(acted))]
     result = RunResult(
         run_id=run.run_id,
         frames=counters.frames,
-        experts=publish(assignment.paths, run.experts, each, acted=acted),
+        experts=publish(assignment.run_paths, run.experts, each, acted=acted),
         success_rate=figures["step_success"][-1],
         updates=counters.updates,
         wall_seconds=counters.seconds,
         **figures,
     )
-    runs.write_result(assignment.paths, result)
+    runs.write_result(assignment.run_paths, result)
 
 
 class Checkpointer:
@@ -240,7 +240,9 @@ class Checkpointer:
         self._saved_at = time.monotonic()
 
 
-def save_checkpoint(paths: RunPaths, config: PPOConfig, update: UpdateReport, best: Best) -> None:
+def save_checkpoint(
+    run_paths: RunPaths, config: PPOConfig, update: UpdateReport, best: Best
+) -> None:
     """Write parameters, optimizer, random key, counters and the best; not the environments.
 
     All are whole arrays: nothing says on how many devices they lay.
@@ -248,10 +250,10 @@ def save_checkpoint(paths: RunPaths, config: PPOConfig, update: UpdateReport, be
     learner = update.learner
     train = jax.tree.map(np.asarray, learner.train)
     resumed = Resumed(train, learner.shards[0].key, update.counters, best)
-    checkpoint.save_resume(paths.resume, _checkpoint(resumed, config))
+    checkpoint.save_resume(run_paths.resume, _checkpoint(resumed, config))
 
 
-def load_checkpoint(paths: RunPaths, config: PPOConfig, fresh: Resumed) -> Resumed:
+def load_checkpoint(run_paths: RunPaths, config: PPOConfig, fresh: Resumed) -> Resumed:
     """Return the last trainer's state; `fresh`, leaves `[E, …]`, gives the shapes.
 
     With another number of shards or period the run goes on with other worlds, and a warning.
@@ -260,22 +262,22 @@ def load_checkpoint(paths: RunPaths, config: PPOConfig, fresh: Resumed) -> Resum
       ExpertError: it is damaged, or of a run with other sizes.
     """
     expected = _checkpoint(fresh, config)
-    found = checkpoint.load_resume(paths.resume, expected)
+    saved = checkpoint.load_resume(run_paths.resume, expected)
     for name in _SHARDING:
-        if found[name] != expected[name]:
-            before, now = int(found[name]), int(expected[name])
+        if saved[name] != expected[name]:
+            before, now = int(saved[name]), int(expected[name])
             logger.warning("--%s was %d and is %d now: other worlds follow", name, before, now)
-    params = jax.tree.map(jnp.asarray, found["params"])
-    moments = map(jnp.asarray, found["opt_state"])
+    params = jax.tree.map(jnp.asarray, saved["params"])
+    moments = map(jnp.asarray, saved["opt_state"])
     opt_state = jax.tree.unflatten(jax.tree.structure(fresh.train.opt_state), moments)
     counters = Counters(
-        updates=int(found["updates"]),
-        frames=int(found["frames"]),
-        acted=tuple(int(frames) for frames in found["acted"]),
-        seconds=float(found["seconds"]),
+        updates=int(saved["updates"]),
+        frames=int(saved["frames"]),
+        acted=tuple(int(frames) for frames in saved["acted"]),
+        seconds=float(saved["seconds"]),
     )
-    key = jax.random.wrap_key_data(found["key"])
-    return Resumed(TrainState(params, opt_state), key, counters, found["best"])
+    key = jax.random.wrap_key_data(saved["key"])
+    return Resumed(TrainState(params, opt_state), key, counters, saved["best"])
 
 
 def digest_of(kept: Resumed, config: PPOConfig) -> str:

@@ -51,9 +51,9 @@ class Axis:
         """The greatest numbers, element by element."""
         return leaf if self.name is None else jax.lax.pmax(leaf, self.name)
 
-    def any(self, found: jax.Array) -> jax.Array:
+    def any(self, leaf: jax.Array) -> jax.Array:
         """bool of any shape: whether it is true on any device, element by element."""
-        return self.greatest(found.astype(np.int32)) > 0
+        return self.greatest(leaf.astype(np.int32)) > 0
 
     def gather(self, leaf: jax.Array, *, axis: int) -> jax.Array:
         """The leaves of all devices, one after another along `axis`."""

@@ -110,8 +110,8 @@ def select_obs(obs: jax.Array, columns: jax.Array) -> jax.Array:
     # Number by number: to take whole columns, XLA:CPU turns all observations around, and back.
     rows = jnp.arange(math.prod(batch), dtype=jnp.int32)
     numbers = (rows * size)[:, None] + columns
-    found = obs.reshape(-1).at[numbers].get(mode="promise_in_bounds")
-    return found.reshape(*batch, len(columns))
+    values = obs.reshape(-1).at[numbers].get(mode="promise_in_bounds")
+    return values.reshape(*batch, len(columns))
 
 
 def select_kernel(kernel: jax.Array, columns: jax.Array) -> jax.Array:

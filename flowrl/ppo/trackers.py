@@ -41,8 +41,8 @@ class JsonLines:
     When it is opened it is cut before the first line that is torn or of more than `frames`.
     """
 
-    def __init__(self, layout: RunPaths, frames: int) -> None:
-        self._path = layout.metrics
+    def __init__(self, run_paths: RunPaths, frames: int) -> None:
+        self._path = run_paths.metrics
         with suppress(FileNotFoundError):
             lines = self._path.read_bytes().splitlines(keepends=True)
             kept = takewhile(lambda line: _is_within(line, frames), lines)
@@ -60,10 +60,10 @@ class JsonLines:
 class TensorBoard:
     """Event files in the run folder; of earlier ones TensorBoard hides points after `frames`."""
 
-    def __init__(self, layout: RunPaths, frames: int) -> None:
+    def __init__(self, run_paths: RunPaths, frames: int) -> None:
         from tensorboardX import SummaryWriter
 
-        self._writer = SummaryWriter(str(layout.tensorboard), purge_step=frames + 1)
+        self._writer = SummaryWriter(str(run_paths.tensorboard), purge_step=frames + 1)
 
     def log(self, figures: Mapping[str, float], *, frames: int) -> None:
         """One scalar per figure."""
@@ -81,7 +81,7 @@ class WeightsAndBiases:
     A history is never unsaid: W&B itself skips the steps that it has.
     """
 
-    def __init__(self, layout: RunPaths, flags: Mapping[str, Any], run_id: str) -> None:
+    def __init__(self, run_paths: RunPaths, flags: Mapping[str, Any], run_id: str) -> None:
         try:
             import wandb  # pyright: ignore[reportMissingImports]
         except ImportError as error:
@@ -93,8 +93,8 @@ class WeightsAndBiases:
                 project=flags["wandb_project"],
                 entity=flags["wandb_entity"],
                 id=None if run_id == STANDALONE else run_id.replace(".", "-"),
-                name=layout.folder.name,
-                dir=str(layout.folder),
+                name=run_paths.folder.name,
+                dir=str(run_paths.folder),
                 resume="allow",
                 mode=None if "WANDB_MODE" in os.environ or _has_wandb_key() else "offline",
                 config=records.to_json(flags),
@@ -145,18 +145,18 @@ class Guarded:
 
 
 def open_trackers(
-    layout: RunPaths, flags: Mapping[str, Any], *, run_id: str, frames: int
+    run_paths: RunPaths, flags: Mapping[str, Any], *, run_id: str, frames: int
 ) -> Guarded:
     """The trackers that a run's flags ask for; they forget what is beyond so many frames.
 
     Raises:
       ConfigError: one needs a package that is not installed.
     """
-    wanted: list[partial[Tracker]] = [partial(JsonLines, layout, frames)]
+    wanted: list[partial[Tracker]] = [partial(JsonLines, run_paths, frames)]
     if flags["use_tensorboard"]:
-        wanted.append(partial(TensorBoard, layout, frames))
+        wanted.append(partial(TensorBoard, run_paths, frames))
     if flags["use_wandb"]:
-        wanted.append(partial(WeightsAndBiases, layout, flags, run_id))
+        wanted.append(partial(WeightsAndBiases, run_paths, flags, run_id))
     trackers = []
     for tracker in wanted:
         try:

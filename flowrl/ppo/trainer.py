@@ -108,7 +108,7 @@ def _train(
         reporter.begin_training(counters)
         checkpoints, stuck = run_io.Checkpointer(config.ppo.checkpoint_seconds), False
 
-        save = partial(run_io.save_checkpoint, assignment.paths, config.ppo)
+        save = partial(run_io.save_checkpoint, assignment.run_paths, config.ppo)
 
         def stop_here() -> int | None:
             return EXIT_RESUMABLE if stuck else stop()
@@ -119,7 +119,7 @@ def _train(
             reporter.report(update)
             check_gains(module.tasks, update.claims, ended=update.ended)
             best = best.or_better(update)
-            stopped = _why_stopped(update, assignment.paths, stuck=stuck)
+            stopped = _why_stopped(update, assignment.run_paths, stuck=stuck)
             if update.ended or stopped:
                 _finish(opened, update, best, stopped)
                 break
@@ -127,22 +127,22 @@ def _train(
                 save(update, best)
                 return update.stop
             checkpoints.due(partial(save, update, best))
-            stuck = stuck or _is_stuck(assignment.paths, config.ppo, update)
+            stuck = stuck or _is_stuck(assignment.run_paths, config.ppo, update)
         return 0
     finally:
         reporter.close()
 
 
-def _why_stopped(update: UpdateReport, paths: RunPaths, *, stuck: bool) -> EarlyEnd:
+def _why_stopped(update: UpdateReport, run_paths: RunPaths, *, stuck: bool) -> EarlyEnd:
     """Return the reason of an early end; "" without one, or if goal or budget is reached."""
     if update.ended or not update.stop:
         return ""
-    if paths.prune_json.exists():
+    if run_paths.prune_json.exists():
         return "pruned"
     return "converged" if stuck else ""
 
 
-def _is_stuck(paths: RunPaths, config: PPOConfig, update: UpdateReport) -> bool:
+def _is_stuck(run_paths: RunPaths, config: PPOConfig, update: UpdateReport) -> bool:
     """Return whether metrics.jsonl says at this update that success will hardly rise again.
 
     The other processes hear of it in the next update, as of a stop.
@@ -154,7 +154,7 @@ def _is_stuck(paths: RunPaths, config: PPOConfig, update: UpdateReport) -> bool:
         return False
     rates, seconds = update.rates, update.counters.seconds
     newest = CurvePoint(frames, seconds, rates.success, rates.mean_episode_length)
-    curve = (*read_curve(paths.metrics), newest)
+    curve = (*read_curve(run_paths.metrics), newest)
     return verdict(curve, budget_frames=budget, goal=config.success_state_rate) == "stuck"
 
 
@@ -201,8 +201,8 @@ def prepare(opened: Opened) -> tuple[Learner, Counters, Best]:
     )
     state, counters = programs.fresh_state(experts), Counters(acted=(0,) * env.num_experts)
     begun = Resumed(state, key, counters, Best.none(state.params, env.num_tasks))
-    if config.resume and checkpoint.has_resume(assignment.paths.resume):
-        begun = run_io.load_checkpoint(assignment.paths, config.ppo, begun)
+    if config.resume and checkpoint.has_resume(assignment.run_paths.resume):
+        begun = run_io.load_checkpoint(assignment.run_paths, config.ppo, begun)
     learner = start(env, config.ppo, programs, train=begun.train, key=begun.key)
     programs.wait()
     if jax.process_count() > 1:
@@ -239,4 +239,4 @@ def _finish(opened: Opened, update: UpdateReport, best: Best, stopped: EarlyEnd)
         kept_update=None if is_last else int(kept.update),
         last_success_rate=None if is_last else last,
     )
-    storage.remove_tree(assignment.paths.resume)
+    storage.remove_tree(assignment.run_paths.resume)

@@ -76,17 +76,17 @@ def learn(
 
     def move(state: TrainState, index: jax.Array):
         params = in_precision(state.params, config.precision)
-        found = dispatch.evaluate_rows(
+        result = dispatch.evaluate_rows(
             params, rows, index, row_loss=row_loss, activation=config.activation
         )
         params, opt_state = optimizer.step(
             hyper,
             params=state.params,
             state=state.opt_state,
-            grads=axis.mean(in_precision(found.grads, "f32")),
-            rows=(counts := axis.total(found.rows)),
+            grads=axis.mean(in_precision(result.grads, "f32")),
+            rows=(counts := axis.total(result.rows)),
         )
-        figures = {"loss": found.loss, **found.figures}
+        figures = {"loss": result.loss, **result.figures}
         return TrainState(params, opt_state), (counts, figures)
 
     state, (counts, figures) = jax.lax.scan(move, state, minibatches)

@@ -45,10 +45,10 @@ def run(config: TrainConfig, stop: Callable[[], int | None]) -> int:
 
     Raises FlowrlError if fewer replicas than a round needs are left; it says how the last ended.
     """
-    paths = config.paths
+    run_paths = config.run_paths
     if not config.resume:
-        storage.remove_tree(paths.rounds)
-    averager = Averager(config.ppo, paths, partial(_start, config))
+        storage.remove_tree(run_paths.rounds)
+    averager = Averager(config.ppo, run_paths, partial(_start, config))
     try:
         while (code := stop()) is None:
             if (code := averager.look()) is not None:
@@ -58,8 +58,8 @@ def run(config: TrainConfig, stop: Callable[[], int | None]) -> int:
     finally:
         averager.close()
     if code == 0:
-        storage.remove_tree(paths.rounds)
-        storage.remove_tree(paths.replicas)
+        storage.remove_tree(run_paths.rounds)
+        storage.remove_tree(run_paths.replicas)
     return code
 
 
@@ -73,12 +73,14 @@ def _start(config: TrainConfig, replica: int) -> Child:
 class Averager:
     """The replicas' processes and the rounds of a run; `start` starts the replica of a number."""
 
-    def __init__(self, config: PPOConfig, paths: RunPaths, start: Callable[[int], Child]) -> None:
-        self._config, self._paths, self._start = config, paths, start
+    def __init__(
+        self, config: PPOConfig, run_paths: RunPaths, start: Callable[[int], Child]
+    ) -> None:
+        self._config, self._run_paths, self._start = config, run_paths, start
         self._quorum = quorum_of(config.average_quorum, config.replicas)
         self._steps = config.num_envs * config.num_steps  # of one update, by all replicas
         self._counted = time.monotonic()  # until when time counts in the newest round's seconds
-        self._rounds = Rounds(paths.rounds)
+        self._rounds = Rounds(run_paths.rounds)
         self._processes = {replica: start(replica) for replica in range(config.replicas)}
         self._deaths = dict.fromkeys(self._processes, 0)  # since its last offer
         self._reported_at, self._reported = 0.0, None
@@ -104,14 +106,17 @@ class Averager:
         if time.monotonic() - self._reported_at < _REPORT_SECONDS:
             return
         self._reported_at = time.monotonic()
-        found = None
+        progress = None
         with suppress(FileRefusedError):  # a power cut damaged it; replica 0 will write it again
-            found = read_progress(self._paths.replica(0))
+            progress = read_progress(self._run_paths.replica(0))
         missing = ", ".join(str(k) for k in self._processes if k not in self._arrived)
         waits = f"replica {missing}" if self._arrived and missing else ""
-        if found is not None and (found := replace(found, waits_for=waits)) != self._reported:
-            self._reported = found
-            write_progress(self._paths, found)
+        if (
+            progress is not None
+            and (progress := replace(progress, waits_for=waits)) != self._reported
+        ):
+            self._reported = progress
+            write_progress(self._run_paths, progress)
 
     def close(self) -> None:
         """End the replicas."""
@@ -144,7 +149,7 @@ class Averager:
 
     def _why(self, replica: int, code: int) -> str:
         """Return the end of a replica, in its own words if it left any."""
-        said = self._paths.replica(replica).last_words
+        said = self._run_paths.replica(replica).last_words
         if code > 0 and said.exists():
             return storage.read_bytes(said).decode(errors="replace")
         return f"signal {-code} ended it" if code < 0 else f"it ended with {code}; see the log"
@@ -204,8 +209,10 @@ class Averager:
         total = -(-self._config.total_timesteps // self._steps)
         updates = min(total, base.updates + self._config.average_every)
         is_best = rates.reach(base.best_success)
-        found = ", ".join(f"{m.replica}: {m.rates.success:.0%}" for m in members)
-        logger.info("round %d: %d frames, %.0f %% (%s)", number, frames, 100 * rates.success, found)
+        successes = ", ".join(f"{m.replica}: {m.rates.success:.0%}" for m in members)
+        logger.info(
+            "round %d: %d frames, %.0f %% (%s)", number, frames, 100 * rates.success, successes
+        )
         since, self._counted = self._counted, time.monotonic()
         return Round(
             number=number,

@@ -153,17 +153,17 @@ class Rounds:
         Raises FileRefusedError if it is of another round or shape, or a number is not finite.
         """
         folder = self.offer_folder(base.number + 1, replica)
-        found = records.read(folder / _OFFER, Offer, remedy="the replica is left out")
+        offer = records.read(folder / _OFFER, Offer, remedy="the replica is left out")
         most = sum(leaf.nbytes for leaf in like.values()) + _HEADER_BYTES
-        arrays = _read(folder / _ARRAYS, found.digest, limit_bytes=most)
-        if (found.replica, found.base, len(found.acted)) != (replica, base.digest, len(base.acted)):
+        arrays = _read(folder / _ARRAYS, offer.digest, limit_bytes=most)
+        if (offer.replica, offer.base, len(offer.acted)) != (replica, base.digest, len(base.acted)):
             raise FileRefusedError(f"{folder} did not begin with round {base.number}")
         if _forms(arrays) != _forms(_learned(like)):
             raise FileRefusedError(f"{folder} has arrays of other shapes or types than the round")
         for name, leaf in arrays.items():
             if not np.isfinite(leaf).all():
                 raise FileRefusedError(f"{folder} has a NaN or an infinite number in {name}")
-        return found, arrays
+        return offer, arrays
 
     def state(self, number: int, replica: int) -> dict[str, np.ndarray] | None:
         """The environments that a replica left with its offer for a round, if it made one."""

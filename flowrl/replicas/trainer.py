@@ -46,9 +46,9 @@ def run(config: TrainConfig) -> int:
     Raises FlowrlError if the run cannot be trained; the replica's folder says why.
     """
     number = config.replica or 0
-    own = config.paths.replica(number)
-    storage.make_dir(own.folder)
-    storage.remove_file(own.last_words)
+    run_paths = config.run_paths.replica(number)
+    storage.make_dir(run_paths.folder)
+    storage.remove_file(run_paths.last_words)
     whole, part = config.ppo, config.ppo.of_replica()
     envs = f"{part.num_envs} of {whole.num_envs} environments"
     logger.info("replica %d of %d: %s", number, whole.replicas, envs)
@@ -60,7 +60,7 @@ def run(config: TrainConfig) -> int:
         with closing(Replica(config)) as replica:
             replica.train()
     except FlowrlError as error:
-        storage.write_atomic(own.last_words, str(error))
+        storage.write_atomic(run_paths.last_words, str(error))
         raise
     return 0
 
@@ -73,10 +73,10 @@ class Replica:
         use_compile_cache(config.ppo.compile_cache)
         module, ppo = open_module(config.module_path), config.ppo.of_replica()
         opened = open_run(replace(config, ppo=ppo, resume=False), module)
-        self._opened, paths = opened, opened.assignment.paths
+        self._opened, run_paths = opened, opened.assignment.run_paths
         self._ppo = replace(opened.config.ppo, success_state_rate=_NEVER)
-        self._rounds, own = Rounds(paths.rounds), paths.replica(self._number)
-        logged = opened.assignment._replace(paths=own if self._number else paths)
+        self._rounds, own = Rounds(run_paths.rounds), run_paths.replica(self._number)
+        logged = opened.assignment._replace(run_paths=own if self._number else run_paths)
         self._reporter = Reporter(logged, self._run, own)
         self._fresh, _, _ = prepare(opened)
         if not self._number:
@@ -105,9 +105,9 @@ class Replica:
 
     def _wait_for(self, number: int) -> Round:
         """The newest round, once there is one with this number or a later one."""
-        while (found := self._rounds.newest()) is None or found.number < number:
+        while (newest := self._rounds.newest()) is None or newest.number < number:
             time.sleep(_LOOK_SECONDS)
-        return found
+        return newest
 
     def _left(self, base: Round) -> tuple[RolloutState, ...]:
         """The environments that this replica left at a round, and its episodes; else fresh ones.
@@ -190,6 +190,6 @@ def _unnamed(arrays: Mapping[str, np.ndarray], like: _Tree) -> _Tree:
         if name not in arrays or arrays[name].shape != checkpoint.numbers(leaf).shape:
             sizes = "the rounds of this run folder are of networks of other sizes"
             raise FileRefusedError(f"{sizes}; --no-resume begins anew")
-        found = checkpoint.from_numbers(jnp.array(arrays[name]), leaf)
-        leaves.append(jax.device_put(found, leaf.sharding))
+        value = checkpoint.from_numbers(jnp.array(arrays[name]), leaf)
+        leaves.append(jax.device_put(value, leaf.sharding))
     return jax.tree.unflatten(jax.tree.structure(like), leaves)

@@ -90,47 +90,49 @@ _OF_TRAINER = (
 )  # fmt: skip
 
 
-def training_screen(paths: GraphPaths, console: Console = ERRORS) -> Live:
+def training_screen(graph_paths: GraphPaths, console: Console = ERRORS) -> Live:
     """A live table below the log on a terminal, elsewhere the table when the block ends."""
     live = console.is_terminal
-    now = partial(_now, paths, console)
+    now = partial(_now, graph_paths, console)
     return Live(get_renderable=now, console=console, auto_refresh=live, refresh_per_second=1)
 
 
 def screen(
-    paths: GraphPaths, rows: Sequence[SkillRow], *, width: int = WIDTH, logs: bool = True
+    graph_paths: GraphPaths, rows: Sequence[SkillRow], *, width: int = WIDTH, logs: bool = True
 ) -> Group:
     """Return headings, notices, the table, and logs of failed skills, or how to read them."""
-    root = printable(str(paths.root))
-    warnings = [*filter(None, [_read_stop_mode(paths)]), *_notices(paths).values()]
-    if not all_ended(rows) and daemon_of(paths.daemon_lock) is None:
-        again = last_command(paths)
+    root = printable(str(graph_paths.root))
+    warnings = [*filter(None, [_read_stop_mode(graph_paths)]), *_notices(graph_paths).values()]
+    if not all_ended(rows) and daemon_of(graph_paths.daemon_lock) is None:
+        again = last_command(graph_paths)
         live = any(row.status == "running" and row.phase != _ENDED for row in rows)
         goes_on = "runs go on; " if live else ""
         warnings.append(f"no scheduler: {goes_on}nothing is started or merged until {again}")
     if any(row.status == "held" and row.why == PAUSED for row in rows):
         resume = f"to go on with paused skills: flowrl resume {shlex.quote(root)} --all"
-        warnings.append(f"{resume}, then {last_command(paths)}" if all_ended(rows) else resume)
+        warnings.append(
+            f"{resume}, then {last_command(graph_paths)}" if all_ended(rows) else resume
+        )
     yellow = [Text(text, style="yellow") for text in warnings]
     failed = [row for row in rows if row.log]
     texts = [
         f"\n{row.skill}, the last lines of its log:\n  " + "\n  ".join(row.log) for row in failed
     ]
     if failed and not logs:
-        words = shlex.join(["flowrl", "logs", str(paths.root), failed[0].skill])
+        words = shlex.join(["flowrl", "logs", str(graph_paths.root), failed[0].skill])
         texts = [f"\nto read a failed skill's log: {printable(words)}"]
-    heading = Text(f"{root}: {tally(rows)}\n{_totals(paths, rows)}")
+    heading = Text(f"{root}: {tally(rows)}\n{_totals(graph_paths, rows)}")
     return Group(
         heading, *yellow, "", skill_table(rows, width), *(Text(text, style="dim") for text in texts)
     )
 
 
-def settings(paths: GraphPaths, rows: Sequence[SkillRow]) -> list[str]:
+def settings(graph_paths: GraphPaths, rows: Sequence[SkillRow]) -> list[str]:
     """Return a line for each skill's newest run: the settings that are no defaults, and why."""
     lines = []
     begun = [(row, row.expert) for row in rows if row.expert is not None]
     for row, expert in begun:
-        for place in (paths.run, paths.archive):
+        for place in (graph_paths.run, graph_paths.archive):
             with suppress(FileRefusedError):
                 run = runs.read_run(place(expert, row.skill))
                 said = [f"{key} {run.config.get(key)} ({run.origins[key]})" for key in run.origins]
@@ -173,13 +175,13 @@ def tally(rows: Sequence[SkillRow]) -> str:
     return ", ".join(f"{count} {status}" for status, count in counts.items()) or "no skills yet"
 
 
-def _totals(paths: GraphPaths, rows: Sequence[SkillRow]) -> str:
+def _totals(graph_paths: GraphPaths, rows: Sequence[SkillRow]) -> str:
     """Return slots in use, frames in merged experts and free disk space, in one line."""
     used = sum(row.status in ("preparing", "running") for row in rows)
     parts = [
         *([f"slots in use: {used}"] if used else []),
-        f"{sum(_merged_frames(paths).values()):,} frames merged",
-        f"{shutil.disk_usage(paths.root).free / 1e9:,.1f} GB free",
+        f"{sum(_merged_frames(graph_paths).values()):,} frames merged",
+        f"{shutil.disk_usage(graph_paths.root).free / 1e9:,.1f} GB free",
     ]
     return " · ".join(parts)
 
@@ -193,51 +195,53 @@ def clock(seconds: float | None) -> str:
     return "" if seconds is None else str(timedelta(seconds=int(seconds)))
 
 
-def status_document(paths: GraphPaths) -> dict[str, Any]:
+def status_document(graph_paths: GraphPaths) -> dict[str, Any]:
     """Return the status as JSON values, for scripts."""
-    rows, experts = read_rows(paths), _merged_frames(paths)
+    rows, experts = read_rows(graph_paths), _merged_frames(graph_paths)
     return {
-        "graph": str(paths.root),
+        "graph": str(graph_paths.root),
         "ended": all_ended(rows),
-        "scheduler": daemon_of(paths.daemon_lock),
-        "stopping": _read_stop_mode(paths),
-        "notices": _notices(paths),
+        "scheduler": daemon_of(graph_paths.daemon_lock),
+        "stopping": _read_stop_mode(graph_paths),
+        "notices": _notices(graph_paths),
         "skills": [asdict(row) | {"expert_frames": experts.get(row.skill)} for row in rows],
     }
 
 
-def _now(paths: GraphPaths, console: Console) -> Group:
+def _now(graph_paths: GraphPaths, console: Console) -> Group:
     end = () if console.is_terminal else ("",)  # rich ends the last line on a terminal alone
     try:
-        return Group(screen(paths, read_rows(paths), width=console.width, logs=False), *end)
+        return Group(
+            screen(graph_paths, read_rows(graph_paths), width=console.width, logs=False), *end
+        )
     except FileRefusedError:
         return Group("starting …")
 
 
-def _merged_frames(paths: GraphPaths) -> dict[str, int]:
+def _merged_frames(graph_paths: GraphPaths) -> dict[str, int]:
     """Return, by skill, the steps in which its merged expert acted, in all runs that count."""
     try:
-        experts = ExpertStore(paths).manifest().experts.values()
+        experts = ExpertStore(graph_paths).manifest().experts.values()
     except FileRefusedError:  # a notice says so
         return {}
     return {version.skill: version.frames for version in experts}
 
 
-def _notices(paths: GraphPaths) -> dict[str, str]:
+def _notices(graph_paths: GraphPaths) -> dict[str, str]:
     """Return the notices, a full disk (which no notice can be written to), a damaged manifest."""
-    texts = dict(notices.read(paths))
+    texts = dict(notices.read(graph_paths))
     texts.pop("command", None)  # shown only where it is needed
-    if notices.STAGES in texts and daemon_of(paths.stages_lock) is None:
+    if notices.STAGES in texts and daemon_of(graph_paths.stages_lock) is None:
         del texts[notices.STAGES]  # its orchestrator was killed, or a stage ended badly
-    for path in sorted(paths.sweeps.glob("*/sweep.json")):
+    for path in sorted(graph_paths.sweeps.glob("*/sweep.json")):
         sweep, name = GraphPaths(path.parent), printable(path.parent.name)
         said = notices.read(sweep).get(notices.SWEEP, "no trial has ended yet")
         going = " is under way" if daemon_of(sweep.daemon_lock) else ""
         texts[f"sweep {name}"] = f"sweep {name}{going}: {said}"
-    if "paused" not in texts and (found := disk_shortage(paths)):
-        texts["paused"] = f"paused ({found[0]}): {found[1]}"
+    if "paused" not in texts and (shortage := disk_shortage(graph_paths)):
+        texts["paused"] = f"paused ({shortage[0]}): {shortage[1]}"
     try:
-        ExpertStore(paths).manifest()
+        ExpertStore(graph_paths).manifest()
     except FileRefusedError as error:
         texts["manifest"] = f"the graph cannot go on: {error}"
     return texts
@@ -291,29 +295,29 @@ class SkillRow:
     log: tuple[str, ...] = ()  # the last lines of a failed skill's training log
 
 
-def read_rows(paths: GraphPaths) -> list[SkillRow]:
+def read_rows(graph_paths: GraphPaths) -> list[SkillRow]:
     """Return every skill in the order of adding; FileRefusedError if the folder is no graph."""
-    state = StateFile(paths.scheduler_state).load()
+    state = StateFile(graph_paths.scheduler_state).load()
     if state is None:
-        begun = any(paths.sweeps.glob("*/sweep.json"))  # nothing but trials was trained yet
-        if begun or SweepPaths(paths.root).sweep_json.exists():  # not begun, or by Ray
+        begun = any(graph_paths.sweeps.glob("*/sweep.json"))  # nothing but trials was trained yet
+        if begun or SweepPaths(graph_paths.root).sweep_json.exists():  # not begun, or by Ray
             return []
         raise FileRefusedError(
-            f"{paths.root} is no graph: it has no scheduler_state.json; name the folder of a "
+            f"{graph_paths.root} is no graph: it has no scheduler_state.json; name the folder of a "
             "graph (GRAPH comes first), or let flowrl train make one"
         )
-    return [_row(paths, state, entry) for entry in state.entries.values()]
+    return [_row(graph_paths, state, entry) for entry in state.entries.values()]
 
 
-def _read_stop_mode(paths: GraphPaths) -> str:
+def _read_stop_mode(graph_paths: GraphPaths) -> str:
     """Return how a user stops the scheduler, in words; "" when nobody does."""
-    state = StateFile(paths.scheduler_state).load()
+    state = StateFile(graph_paths.scheduler_state).load()
     return _STOP_MODES[state.stop_mode] if state else ""
 
 
-def last_command(paths: GraphPaths) -> str:
+def last_command(graph_paths: GraphPaths) -> str:
     """Return the command of the last start, to be given again: its flags say what is trained."""
-    return printable(notices.read(paths).get("command") or "the same command as before")
+    return printable(notices.read(graph_paths).get("command") or "the same command as before")
 
 
 def find_row(rows: Sequence[SkillRow], wanted: str, graph: Path) -> SkillRow:
@@ -341,7 +345,7 @@ def _status_word(row: SkillRow) -> str:
     return "cancelled" if row.status == "failed" and row.why == CANCELLED else row.status
 
 
-def _row(paths: GraphPaths, state: SchedulerState, entry: Entry) -> SkillRow:
+def _row(graph_paths: GraphPaths, state: SchedulerState, entry: Entry) -> SkillRow:
     status = cleaned(entry.status, ())  # its texts may come from a trainer's log
     row = SkillRow(
         skill=entry.skill,
@@ -361,11 +365,11 @@ def _row(paths: GraphPaths, state: SchedulerState, entry: Entry) -> SkillRow:
             row = replace(row, attempt=None, waits_for=by)
             weak = [name for name in by if state.is_completed(name)]
         case Running():
-            row = replace(row, **_of_run(paths, entry, status))
+            row = replace(row, **_of_run(graph_paths, entry, status))
         case Merging() | Completed() | Failed() | Held():
             row = replace(row, **_of_end(status))
             weak = [entry.skill] if row.below_goal else ()
-    graph = shlex.quote(printable(str(paths.root)))
+    graph = shlex.quote(printable(str(graph_paths.root)))
     more = [f"flowrl train-more {graph} {shlex.quote(skill)}" for skill in sorted(weak)]
     return replace(row, why="; ".join(filter(None, [row.why, *more])))
 
@@ -383,29 +387,29 @@ def _of_end(status: Merging | Completed | Failed | Held) -> dict[str, Any]:
     return facts | goal | {"ended_at": records.to_json(status.at)}
 
 
-def _of_run(paths: GraphPaths, entry: Entry, status: Running) -> dict[str, Any]:
+def _of_run(graph_paths: GraphPaths, entry: Entry, status: Running) -> dict[str, Any]:
     """Return a launched run's figures, by the names that they have in a SkillRow."""
     assert entry.expert is not None
-    place, until = paths.run(entry.expert, entry.skill), time.time()
+    run_paths, until = graph_paths.run(entry.expert, entry.skill), time.time()
     facts: dict[str, Any] = {"why": _STOP_REASONS.get(status.stop_reason, "")}
-    if progress := runs.progress_of(place, status.run_id):
+    if progress := runs.progress_of(run_paths, status.run_id):
         facts |= {name: getattr(progress, name) for name in _OF_TRAINER}
         facts["waits"] = progress.waits_for or _PHASES.get(progress.phase, "")
         facts["success_rate"] = progress.step_success[-1] if progress.step_success else None
-    if _has_ended(place, status):
-        exit_ = read_exit(place.folder, status.run_id)
+    if _has_ended(run_paths, status):
+        exit_ = read_exit(run_paths.folder, status.run_id)
         until = min(until, exit_.ended_at) if exit_ else until
         facts |= {"phase": _ENDED, "steps_per_second": None, "eta_seconds": None}
     return facts | {"seconds": until - status.since.timestamp()}
 
 
-def _has_ended(place: RunPaths, status: Running) -> bool:
+def _has_ended(run_paths: RunPaths, status: Running) -> bool:
     """Return whether a launched run has no process left; a scheduler may not know it yet."""
     handle = status.handle
     if handle is None or not handle.start_time:
         return False
     with suppress(OSError):  # it cannot be looked at now
-        return not (process.alive(handle.pid, handle.start_time) or lock_held(place.folder))
+        return not (process.alive(handle.pid, handle.start_time) or lock_held(run_paths.folder))
     return False
 
 

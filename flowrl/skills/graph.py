@@ -51,7 +51,7 @@ class SkillGraph:
     def __init__(self, skills: Iterable[Skill] = (), *, capacity: int = CAPACITY) -> None:
         self.capacity = capacity
         self.skills: Mapping[str, Skill] = MappingProxyType(_by_name(skills))
-        self._found = learnable(self.skills, capacity=capacity)
+        self._learned = learnable(self.skills, capacity=capacity)
 
     def check(self) -> None:
         """Raise CycleError or UnknownNeedError if some skill can never be learned."""
@@ -92,18 +92,18 @@ class SkillGraph:
     def needs(self, name: str) -> tuple[str, ...]:
         """The direct providers of a skill's needs, in the order in which it names them."""
         self._require_possible(name)
-        return tuple(dict.fromkeys(self._found.chosen[name].values()))
+        return tuple(dict.fromkeys(self._learned.chosen[name].values()))
 
     def choices(self, name: str) -> tuple[Choice, ...]:
         """The provider of each item that a skill needs, in the order in which it names them."""
         self._require_possible(name)
-        chosen = self._found.chosen[name].items()
+        chosen = self._learned.chosen[name].items()
         return tuple(self._choice(self.skills[name], item, provider) for item, provider in chosen)
 
     def all_needs(self, name: str) -> tuple[str, ...]:
         """All skills that must be learned before this one, each after its own needs."""
         self._require_possible(name)
-        needed = all_providers(name, self._found.chosen)
+        needed = all_providers(name, self._learned.chosen)
         return tuple(skill for skill in self._order if skill in needed)
 
     def order(self) -> tuple[str, ...]:
@@ -122,8 +122,8 @@ class SkillGraph:
             raise GraphError(f"{name!r} × {count} is no goal; ask for a count of at least 1")
         planner = Planner(
             skills=self.skills,
-            found=self._found,
-            needed=all_providers(name, self._found.chosen),
+            learned=self._learned,
+            needed=all_providers(name, self._learned.chosen),
             ephemeral=ephemeral_items(self.skills.values()),
             capacity=self.capacity,
         )
@@ -131,13 +131,13 @@ class SkillGraph:
 
     @cached_property
     def _order(self) -> tuple[str, ...]:
-        return in_order(self._found.chosen, by=self.skills)
+        return in_order(self._learned.chosen, by=self.skills)
 
     def _choice(self, skill: Skill, item: str, provider: str) -> Choice:
         others = tuple(
             name
             for name in able(
-                (self.skills[name] for name in self._found.gainers[item]),
+                (self.skills[name] for name in self._learned.gainers[item]),
                 item,
                 direct_needs(skill)[item],
                 capacity=self.capacity,
@@ -158,8 +158,8 @@ class SkillGraph:
         if name not in self.skills:
             near = closest(name, self.skills) or f"; there are {', '.join(self.skills) or 'none'}"
             raise GraphError(f"no skill {name!r}{near}")
-        if name not in self._found.rank:
-            raise why_impossible(name, self.skills, self._found, capacity=self.capacity)
+        if name not in self._learned.rank:
+            raise why_impossible(name, self.skills, self._learned, capacity=self.capacity)
 
 
 def _by_name(skills: Iterable[Skill]) -> dict[str, Skill]:

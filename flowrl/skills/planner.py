@@ -147,13 +147,13 @@ def in_order(chosen: Mapping[str, Mapping[str, str]], *, by: Iterable[str]) -> t
 
 def all_providers(name: str, chosen: Mapping[str, Mapping[str, str]]) -> set[str]:
     """The skills that provide a skill's needs, and theirs."""
-    found: set[str] = set()
+    providers: set[str] = set()
     unseen = [name]
     while unseen:
-        new = set(chosen[unseen.pop()].values()) - found
-        found |= new
+        new = set(chosen[unseen.pop()].values()) - providers
+        providers |= new
         unseen.extend(new)
-    return found
+    return providers
 
 
 class _Search:
@@ -172,10 +172,10 @@ class _Search:
     def learn(self, names: Iterable[str]) -> list[str]:
         """Learn those of the skills that have their providers; returns which to look at next."""
         offers = {name: self._providers(self._skills[name]) for name in names}
-        found = {name: providers for name, providers in offers.items() if providers is not None}
-        self.chosen |= found
+        learned = {name: providers for name, providers in offers.items() if providers is not None}
+        self.chosen |= learned
         new: dict[str, None] = {}
-        for skill in _growing_first(self._skills[name] for name in found):
+        for skill in _growing_first(self._skills[name] for name in learned):
             for item in _yields(skill):
                 self.yielders.setdefault(item, []).append(skill)
                 new[item] = None
@@ -184,15 +184,15 @@ class _Search:
 
     def _providers(self, skill: Skill) -> dict[str, str] | None:
         """The learned provider of each need of a skill; None while one is missing."""
-        found: dict[str, str] = {}
+        providers: dict[str, str] = {}
         for item, need in direct_needs(skill).items():
             named = skill.provided_by.get(item)
             learned = (e for e in self.yielders.get(item, ()) if named in (None, e.name))
             provider = next(able(learned, item, need, capacity=self._capacity), None)
             if provider is None:
                 return None
-            found[item] = provider
-        return found
+            providers[item] = provider
+        return providers
 
 
 def _prefer_own(
@@ -219,19 +219,19 @@ def _prefer_own(
 
 
 def why_impossible(
-    name: str, skills: Mapping[str, Skill], found: Learnable, *, capacity: int
+    name: str, skills: Mapping[str, Skill], learned: Learnable, *, capacity: int
 ) -> GraphError:
     """Follow needs that cannot be provided until one is unknown or the path closes."""
     path = {name: 0}
     while True:
         skill = skills[name]
         offers = (
-            (item, need, _offers(skill, item, skills, found, capacity=capacity))
+            (item, need, _offers(skill, item, skills, learned, capacity=capacity))
             for item, need in direct_needs(skill).items()
         )
-        item, need, gainers = next(x for x in offers if found.rank.keys().isdisjoint(x[2]))
+        item, need, gainers = next(x for x in offers if learned.rank.keys().isdisjoint(x[2]))
         if not gainers:
-            return UnknownNeedError(_missing(skill, item, need, found))
+            return UnknownNeedError(_missing(skill, item, need, learned))
         name = next((other for other in gainers if other != skill.name), skill.name)
         if name in path:
             return CycleError(
@@ -242,10 +242,10 @@ def why_impossible(
 
 
 def _offers(
-    skill: Skill, item: str, skills: Mapping[str, Skill], found: Learnable, *, capacity: int
+    skill: Skill, item: str, skills: Mapping[str, Skill], learned: Learnable, *, capacity: int
 ) -> list[str]:
     """The skills that a need may come from: the named one, or all that yield enough."""
-    gainers = found.gainers.get(item, ())
+    gainers = learned.gainers.get(item, ())
     named = skill.provided_by.get(item)
     offered = (skills[name] for name in gainers if named in (None, name))
     return list(able(offered, item, direct_needs(skill)[item], capacity=capacity))
@@ -268,17 +268,17 @@ def _yields(skill: Skill) -> list[str]:
     return [item for item, amount in skill.gain.items() if amount]
 
 
-def _missing(skill: Skill, item: str, need: int, found: Learnable) -> str:
+def _missing(skill: Skill, item: str, need: int, learned: Learnable) -> str:
     named = skill.provided_by.get(item)
     if named is not None:
-        offers = ", ".join(found.gainers.get(item, ())) or "none"
+        offers = ", ".join(learned.gainers.get(item, ())) or "none"
         return (
             f"{skill.name!r} says that {need} {item} is provided by {named!r}, which is no such "
             f"skill here; skills that gain {item}: {offers}"
         )
-    close = difflib.get_close_matches(item, found.gainers, n=3, cutoff=0.5)
-    offers = ", ".join(f"{gain} ({found.gainers[gain][0]})" for gain in close) or "none"
-    amount = f"{need} {item}" if item in found.gainers else repr(item)
+    close = difflib.get_close_matches(item, learned.gainers, n=3, cutoff=0.5)
+    offers = ", ".join(f"{gain} ({learned.gainers[gain][0]})" for gain in close) or "none"
+    amount = f"{need} {item}" if item in learned.gainers else repr(item)
     return f"{skill.name!r} requires {amount}, which no skill gains; closest are {offers}"
 
 
@@ -287,7 +287,7 @@ class Planner:
     """The planner's input: the skills, those that may be steps, and how they were learned."""
 
     skills: Mapping[str, Skill]
-    found: Learnable
+    learned: Learnable
     needed: Collection[str]  # the skills that the goal's needs may come from
     ephemeral: frozenset[str]
     capacity: int
@@ -312,7 +312,7 @@ class Planner:
     def _ordered(self, goal: Step) -> list[Step]:
         steps = [goal]
         needs = entry_needs(self.skills[goal.skill], goal.count)
-        chosen = dict(self.found.chosen[goal.skill])
+        chosen = dict(self.learned.chosen[goal.skill])
         while needs:
             step, needs = self._step_before(needs, steps[-1], chosen)
             steps.append(step)
@@ -328,9 +328,11 @@ class Planner:
 
         Of the choices of two skills that of lower rank holds: it needs neither of them.
         """
-        choices = (before, self.found.chosen[skill])
-        found = {item: [choice[item] for choice in choices if item in choice] for item in needs}
-        return {item: min(names, key=self.found.rank.__getitem__) for item, names in found.items()}
+        choices = (before, self.learned.chosen[skill])
+        options = {item: [choice[item] for choice in choices if item in choice] for item in needs}
+        return {
+            item: min(names, key=self.learned.rank.__getitem__) for item, names in options.items()
+        }
 
     def _step_before(
         self, needs: Mapping[str, int], after: Step, chosen: Mapping[str, str]
@@ -347,11 +349,11 @@ class Planner:
         )
 
     def _by_preference(self, needs: Mapping[str, int], chosen: Mapping[str, str]) -> list[Step]:
-        found = {item: self._provider(item, need, chosen[item]) for item, need in needs.items()}
-        steps = {item: step for item, step in found.items() if step is not None}
+        providers = {item: self._provider(item, need, chosen[item]) for item, need in needs.items()}
+        steps = {item: step for item, step in providers.items() if step is not None}
 
         def late_first(item: str) -> tuple[bool, int, str]:
-            return item in self.ephemeral, -self.found.rank[steps[item].skill], item
+            return item in self.ephemeral, -self.learned.rank[steps[item].skill], item
 
         return [steps[item] for item in sorted(steps, key=late_first)]
 
@@ -365,7 +367,7 @@ class Planner:
 
     def _provider(self, item: str, need: int, first: str | None = None) -> Step | None:
         """The preferred skill that can reach this level, at the smallest count that does."""
-        gainers = [name for name in self.found.gainers.get(item, ()) if name in self.needed]
+        gainers = [name for name in self.learned.gainers.get(item, ()) if name in self.needed]
         for name in [first, *gainers] if first else gainers:
             count = count_for(self.skills[name], item, need, capacity=self.capacity)
             if count is not None:
@@ -376,8 +378,8 @@ class Planner:
         steps = self._counted(names, goal)
         if steps is None:
             raise GraphError(f"no order of steps makes {goal.skill!r} possible")
-        while found := next(self._shorter(names, goal), None):
-            names, steps = found
+        while shorter := next(self._shorter(names, goal), None):
+            names, steps = shorter
         return steps
 
     def _shorter(

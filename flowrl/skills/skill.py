@@ -258,7 +258,7 @@ def load_skill(path: Path, *, env_name: str | None = None, trust: bool = False) 
 
 def skill_files(paths: Sequence[Path]) -> list[Path]:
     """The files that are named, and those in folders; raises ConfigError where there are none."""
-    found = []
+    files = []
     for path in paths:
         if path.suffix != ".py" and not path.exists():
             raise ConfigError(
@@ -268,10 +268,10 @@ def skill_files(paths: Sequence[Path]) -> list[Path]:
         inside = sorted(path.glob("*.py")) if path.is_dir() else [path]
         if not inside:
             raise ConfigError(f"{printable(str(path))} has no file *.py; name skill files")
-        found += inside
-    if not found:
+        files += inside
+    if not files:
         raise ConfigError("no file is named; name files or a folder: flowrl check my_skills")
-    return found
+    return files
 
 
 def load_library(
@@ -365,11 +365,11 @@ def skill_settings(written: object) -> dict[str, Any]:
             raise ConfigError(
                 f"{name!r} is no setting of a skill{near}; there are {', '.join(SKILL_SETTINGS)}"
             )
-        found = arguments.value_of(PPOConfig, name, [str(value)])
+        number = arguments.value_of(PPOConfig, name, [str(value)])
         most = _MOST_FRAMES if name == "total_timesteps" else _MOST_OF_SETTING
-        if abs(found) > most:
+        if abs(number) > most:
             raise ConfigError(f"{name} is over {most}; choose less")
-        settings[name] = found
+        settings[name] = number
     steps = [settings.get(name, getattr(PPOConfig, name)) for name in ("num_envs", "num_steps")]
     if math.prod(steps) > _MOST_ROWS:
         raise ConfigError(f"num_envs × num_steps is over {_MOST_ROWS}; choose less")

@@ -53,8 +53,8 @@ def held(path: Path, *, timeout_seconds: float) -> Iterator[Callable[[], None]]:
 def _holder(path: Path) -> str:
     """The process that took a lock, and its program, where the kernel names them."""
     with suppress(OSError):
-        found = path.stat()
-        place = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+        status = path.stat()
+        place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
         for line in Path("/proc/locks").read_text(encoding="utf-8").splitlines():
             _, kind, _, _, pid, file, *_ = line.split()
             if (kind, file) == ("FLOCK", place):

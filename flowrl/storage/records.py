@@ -82,16 +82,16 @@ def read_document(
 ) -> dict[str, Any]:
     """Read a record as plain JSON values, without `format` and seal; raises as `read` does."""
     document = read_json(path, limit_bytes=limit_bytes)
-    found = document.pop("format", None)
-    if type(found) is not int or found != 1:
+    version = document.pop("format", None)
+    if type(version) is not int or version != 1:
         raise FormatVersionError(
-            f"{path} has format {found!r}, this flowrl reads 1; "
+            f"{path} has format {version!r}, this flowrl reads 1; "
             "use the version of flowrl that wrote it"
         )
     seal = document.pop(SEAL, None)
     if seal is None and not sealed:
         return document
-    if seal != _seal_of({"format": found, **document}):
+    if seal != _seal_of({"format": version, **document}):
         problem = "has no seal" if seal is None else "is not what its seal says"
         raise FileRefusedError(f"{path} is damaged or was edited: it {problem}; {remedy}")
     return document
@@ -234,9 +234,9 @@ def _finite(_: Any, value: Any) -> float:
 
 
 def _time(_: Any, value: Any) -> datetime:
-    found = datetime.fromisoformat(_value(str, value))
-    _expect(found.tzinfo is not None, value, "a time with its time zone")
-    return found.astimezone(UTC)
+    moment = datetime.fromisoformat(_value(str, value))
+    _expect(moment.tzinfo is not None, value, "a time with its time zone")
+    return moment.astimezone(UTC)
 
 
 def _literal(args: tuple[Any, ...], value: Any) -> Any:
@@ -245,10 +245,10 @@ def _literal(args: tuple[Any, ...], value: Any) -> Any:
 
 
 def _annotated(args: tuple[Any, ...], value: Any) -> Any:
-    found = _value(args[0], value)
+    result = _value(args[0], value)
     for check in args[1:]:
-        found = check(found) if callable(check) else found
-    return found
+        result = check(result) if callable(check) else result
+    return result
 
 
 def _union(kinds: tuple[Any, ...], value: Any) -> Any:
@@ -258,10 +258,10 @@ def _union(kinds: tuple[Any, ...], value: Any) -> Any:
     tagged = {_kind_of(kind): kind for kind in kinds if kind is not NoneType}
     if None in tagged:
         return _value(tagged[None], value)
-    found = value.get("kind") if isinstance(value, Mapping) else None
-    if not isinstance(found, str) or found not in tagged:
-        raise MalformedError(f"is {found!r:.100}, not one of {', '.join(map(str, tagged))}", "kind")
-    return _record(tagged[found], value)
+    tag = value.get("kind") if isinstance(value, Mapping) else None
+    if not isinstance(tag, str) or tag not in tagged:
+        raise MalformedError(f"is {tag!r:.100}, not one of {', '.join(map(str, tagged))}", "kind")
+    return _record(tagged[tag], value)
 
 
 def _kind_of(kind: Any) -> str | None:

@@ -43,47 +43,47 @@ from flowrl.tuning.trials import Sweep, next_trial, open_sweep, prolong, read_tr
 
 def run_sweep(config: SweepConfig) -> int:
     """Run a sweep to its end; returns the exit code."""
-    layout = GraphPaths(config.graph.graph_path)
-    paths = _paths(layout, config.name, config.skill)
-    known = open_sweep(paths) if paths.sweep_json.exists() else None
+    graph_paths = GraphPaths(config.graph.graph_path)
+    sweep_paths = _paths(graph_paths, config.name, config.skill)
+    known = open_sweep(sweep_paths) if sweep_paths.sweep_json.exists() else None
     if known:
         refuse_other_flags(config, known)
     elif config.skill is None:
-        raise ConfigError(f"{paths.root} is no sweep yet; name its --skill")
-    training = training_config(config, layout, known)
-    check_graph_record(layout, training.ppo)
+        raise ConfigError(f"{sweep_paths.root} is no sweep yet; name its --skill")
+    training = training_config(config, graph_paths, known)
+    check_graph_record(graph_paths, training.ppo)
     each, wanted = config.schedule.devices_per_run, training.ppo.num_devices
     devices = device_slots(config.launch, each=each, wanted=wanted)
-    library, sources = Library.of(training), SkillSources(layout)
+    library, sources = Library.of(training), SkillSources(graph_paths)
     graph = open_graph(library, sources)
-    record = known.record if known else new_record(config, training, layout, graph)
+    record = known.record if known else new_record(config, training, graph_paths, graph)
     if config.engine == "ray":
-        _check_ray(Sweep(paths, record))
+        _check_ray(Sweep(sweep_paths, record))
     if config.keep_winner and not (known or config).search.confirm:
         raise ConfigError("--keep_winner keeps a confirmed point's expert; --confirm 0 has none")
-    confinement = sandbox.confinement(config.launch.sandbox, layout.root)
+    confinement = sandbox.confinement(config.launch.sandbox, graph_paths.root)
     approvals = approve_skills(
-        layout,
+        graph_paths,
         [graph.skills[name] for name in (*graph.all_needs(record.skill), record.skill)],
         training.ppo.env_name,
         trust=training.graph.trust_skills,
         confine=confinement.in_folder,
     )
-    check_machine(layout.root, training.ppo)
-    refuse_shared_folder(layout.root, trust=training.graph.trust_folder)
-    scheduler = open_scheduler(paths, training.schedule, training.launch, devices=devices)
+    check_machine(graph_paths.root, training.ppo)
+    refuse_shared_folder(graph_paths.root, trust=training.graph.trust_folder)
+    scheduler = open_scheduler(sweep_paths, training.schedule, training.launch, devices=devices)
     with scheduler:
-        keep_approvals(paths, approvals)
+        keep_approvals(sweep_paths, approvals)
         sweep = (
             prolong(known, config.search, config.origins)
             if known
-            else create_sweep(paths, record, layout, graph)
+            else create_sweep(sweep_paths, record, graph_paths, graph)
         )
         _run_trials(sweep, graph, scheduler, config, training=training, confinement=confinement)
         if scheduler.stopped_on_request:
             return EXIT_RESUMABLE
         kept = graph if config.keep_winner else None
-        return _conclude(sweep, layout, training, keep_in=kept)
+        return _conclude(sweep, graph_paths, training, keep_in=kept)
 
 
 def _run_trials(
@@ -129,7 +129,7 @@ def _check_ray(sweep: Sweep) -> None:
 
 
 def _conclude(
-    sweep: Sweep, graph: GraphPaths, training: BottomUpConfig, *, keep_in: SkillGraph | None
+    sweep: Sweep, graph_paths: GraphPaths, training: BottomUpConfig, *, keep_in: SkillGraph | None
 ) -> int:
     """Compare the best points with the default, and print what came of the sweep.
 
@@ -141,15 +141,15 @@ def _conclude(
     if any(each.outcome is None for each in tried) or next_trial(sweep, tried, number=0):
         sys.stdout.write(f"{progress_line(sweep, tried)}; the same command goes on\n")
         return EXIT_RESUMABLE
-    found, said = read_outcome(sweep), []
-    if found is None and sweep.search.confirm:
+    outcome, said = read_outcome(sweep), []
+    if outcome is None and sweep.search.confirm:
         success = success_in_fresh_worlds(sweep, tried, how=training.launch.sandbox)
-        found = decide(sweep, tried, success)
-        said.append(apply_winner(graph, sweep, found))
-        records.write(sweep.paths.outcome_json, found)
+        outcome = decide(sweep, tried, success)
+        said.append(apply_winner(graph_paths, sweep, outcome))
+        records.write(sweep.sweep_paths.outcome_json, outcome)
     publish(sweep)
-    if found and keep_in:
-        said.append(keep_winner(graph, sweep, found, config=training, skills=keep_in))
+    if outcome and keep_in:
+        said.append(keep_winner(graph_paths, sweep, outcome, config=training, skills=keep_in))
     sys.stdout.write("\n".join([show(sweep), *said, ""]))
     return 0 if any(each.score is not None for each in tried) else 1
 
@@ -164,10 +164,10 @@ class OneSweepCommand(GraphCommand):
     """Name of the sweep, below sweeps/ in the graph's folder."""
 
     def _open(self) -> Sweep:
-        paths = _paths(GraphPaths(self.graph_path), self.name, self.skill)
-        if not paths.sweep_json.exists():
-            raise ConfigError(f"{paths.root} is no sweep")
-        return open_sweep(paths)
+        sweep_paths = _paths(GraphPaths(self.graph_path), self.name, self.skill)
+        if not sweep_paths.sweep_json.exists():
+            raise ConfigError(f"{sweep_paths.root} is no sweep")
+        return open_sweep(sweep_paths)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,12 +195,14 @@ class SweepApplyCommand(OneSweepCommand):
     def __call__(self) -> int:
         """Write the settings; raises ConfigError if no point is confirmed yet, or none will be."""
         sweep = self._open()
-        found = read_outcome(sweep)
+        outcome = read_outcome(sweep)
         if not sweep.search.confirm:
-            raise ConfigError(f"{sweep.paths.root} has --confirm 0 and confirms no point")
-        if found is None:
-            raise ConfigError(f"{sweep.paths.root} has not confirmed a point yet; let it go on")
-        sys.stdout.write(f"{apply_winner(GraphPaths(self.graph_path), sweep, found)}\n")
+            raise ConfigError(f"{sweep.sweep_paths.root} has --confirm 0 and confirms no point")
+        if outcome is None:
+            raise ConfigError(
+                f"{sweep.sweep_paths.root} has not confirmed a point yet; let it go on"
+            )
+        sys.stdout.write(f"{apply_winner(GraphPaths(self.graph_path), sweep, outcome)}\n")
         return 0
 
 
@@ -219,10 +221,10 @@ class SweepForgetCommand(OneSweepCommand):
         return 0
 
 
-def _paths(layout: GraphPaths, name: str | None, skill: str | None) -> SweepPaths:
+def _paths(graph_paths: GraphPaths, name: str | None, skill: str | None) -> SweepPaths:
     """The folder of a sweep by its name, or by that of its skill."""
     if name is None and skill is None:
-        there = sorted(path.name for path in layout.sweeps.glob("*") if path.is_dir())
+        there = sorted(path.name for path in graph_paths.sweeps.glob("*") if path.is_dir())
         more = f"; there are {', '.join(there)}" if there else ""
         raise ConfigError(f"name the --skill that is tuned, or the sweep by --name{more}")
-    return SweepPaths(layout.sweeps / (name or slug(skill or "")))
+    return SweepPaths(graph_paths.sweeps / (name or slug(skill or "")))

@@ -86,7 +86,7 @@ class SweepOutcome:
 
 def read_outcome(sweep: Sweep) -> SweepOutcome | None:
     """Read what came of a sweep; None before its end."""
-    path = sweep.paths.outcome_json
+    path = sweep.sweep_paths.outcome_json
     return records.read(path, SweepOutcome) if path.exists() else None
 
 
@@ -97,14 +97,14 @@ def decide(sweep: Sweep, tried: Sequence[Tried], success: Mapping[int, float]) -
     the machine may have failed it, and so is one tried again, which had another seed. A point with
     less than two seeds left is not compared.
     """
-    found: dict[int | None, dict[int, tuple[float, Trial]]] = {}
+    scores: dict[int | None, dict[int, tuple[float, Trial]]] = {}
     for each in confirming(tried):
         trial = each.trial
         if trial.number in success:
             score = _confirmed_score(sweep, trial.number, success[trial.number])
-            found.setdefault(trial.repeats, {})[trial.seed] = score, trial
-    default = {seed: score for seed, (score, _) in found.get(None, {}).items()}
-    others = {number: trials for number, trials in found.items() if number is not None}
+            scores.setdefault(trial.repeats, {})[trial.seed] = score, trial
+    default = {seed: score for seed, (score, _) in scores.get(None, {}).items()}
+    others = {number: trials for number, trials in scores.items() if number is not None}
     gains, experts = [], {}
     for number, trials in others.items():
         pairs = [trials[seed][0] - default[seed] for seed in sorted(trials.keys() & default.keys())]
@@ -136,7 +136,7 @@ def success_in_fresh_worlds(
     played = [number for number, run in runs.items() if run.attempt == 1]
     if not played:
         return {}
-    root = sweep.paths.root.absolute()
+    root = sweep.sweep_paths.root.absolute()
     order = EvaluateTrials(sweep=root, numbers=tuple(played), seed=_FRESH_SEED)
     printed = confined_run(order, GraphPaths(root), runs[played[0]], how=how)
     try:
@@ -160,8 +160,8 @@ class EvaluateTrials:
 
         sweep = open_sweep(SweepPaths(self.sweep))
         places = [sweep.run(number) for number in self.numbers]
-        found = evaluate_runs(places, episodes=_EPISODES, seed=self.seed)
-        sys.stdout.write("\n" + json.dumps([report.steps[-1].successes for report in found]))
+        reports = evaluate_runs(places, episodes=_EPISODES, seed=self.seed)
+        sys.stdout.write("\n" + json.dumps([report.steps[-1].successes for report in reports]))
         return 0
 
 
@@ -190,33 +190,33 @@ def paired_interval(pairs: Sequence[float], *, share: float) -> tuple[float, flo
     return mean, mean - half, mean + half
 
 
-def apply_winner(graph: GraphPaths, sweep: Sweep, found: SweepOutcome) -> str:
+def apply_winner(graph_paths: GraphPaths, sweep: Sweep, outcome: SweepOutcome) -> str:
     """Make the confirmed point the skill's settings; returns a line for people."""
-    gain, skill, name = found.best, sweep.record.skill, sweep.paths.root.name
+    gain, skill, name = outcome.best, sweep.record.skill, sweep.sweep_paths.root.name
     if gain is None:
         return f"no point is confirmed better than the default; the defaults of {skill} stay"
-    said = f"{gain.said} over the default's {found.default:.3f}, with {found.seeds} fresh seeds"
+    said = f"{gain.said} over the default's {outcome.default:.3f}, with {outcome.seeds} fresh seeds"
     default, tuned = flags(sweep.base), flags(admissible(gain.point, sweep.base))  # as trained
     point = {key: value for key, value in tuned.items() if value != default[key]}
     point.update(gain.point)
     values = "".join(f"{key} = {json.dumps(value)}\n" for key, value in point.items())
-    storage.make_dir(graph.tuned)
+    storage.make_dir(graph_paths.tuned)
     text = f"# flowrl sweep --name {name}: {said}\n[{json.dumps(skill)}]\n{values}"
-    storage.write_atomic(graph.tuned_file(skill), text)
-    return f"{said}; these are the settings of {skill} now ({graph.tuned_file(skill)})"
+    storage.write_atomic(graph_paths.tuned_file(skill), text)
+    return f"{said}; these are the settings of {skill} now ({graph_paths.tuned_file(skill)})"
 
 
-def forget(graph: GraphPaths, skill: str) -> str:
+def forget(graph_paths: GraphPaths, skill: str) -> str:
     """Remove the settings that a sweep has found for a skill; returns a line for people."""
-    there = graph.tuned_file(skill).exists()
-    storage.remove_file(graph.tuned_file(skill))
+    there = graph_paths.tuned_file(skill).exists()
+    storage.remove_file(graph_paths.tuned_file(skill))
     return f"{skill} has {'its defaults again' if there else 'no settings of a sweep'}"
 
 
 def keep_winner(
-    graph: GraphPaths,
+    graph_paths: GraphPaths,
     sweep: Sweep,
-    found: SweepOutcome,
+    outcome: SweepOutcome,
     *,
     config: BottomUpConfig,
     skills: SkillGraph,
@@ -227,46 +227,55 @@ def keep_winner(
     that the flags say. The skill is completed then, and its text is kept. Raises BusyError if a
     scheduler trains the graph, or the skill has a run there.
     """
-    if found.best_expert is None:
+    if outcome.best_expert is None:
         return "no point is confirmed, so no expert is kept"
-    source, skill = sweep.run(found.best_expert), sweep.record.skill
-    run, lock = read_run(source), DaemonLock(graph.daemon_lock)
+    source, skill = sweep.run(outcome.best_expert), sweep.record.skill
+    run, lock = read_run(source), DaemonLock(graph_paths.daemon_lock)
     lock.acquire()
     try:
-        if run.run_id not in ExpertStore(graph).manifest().merged:
-            if expert_number(graph, skill) != run.expert:
+        if run.run_id not in ExpertStore(graph_paths).manifest().merged:
+            if expert_number(graph_paths, skill) != run.expert:
                 return (
                     f"no expert is kept: the graph has numbered its experts since the sweep began, "
                     f"and {run.expert} is not {skill}'s; flowrl train trains it as was confirmed"
                 )
-            target = _copied(source, graph.run(run.expert, skill))
-            record_graph(graph, sweep.base)
-            SkillSources(graph).record(skills.skills[skill])
-            _merge(graph, target, skill, config)
-        add_known(graph, skills)
+            run_paths = _copied(source, graph_paths.run(run.expert, skill))
+            record_graph(graph_paths, sweep.base)
+            SkillSources(graph_paths).record(skills.skills[skill])
+            _merge(graph_paths, run_paths, skill, config)
+        add_known(graph_paths, skills)
     finally:
         lock.release()
-    return f"expert {run.expert} of {skill} is that of trial {found.best_expert}"
+    return f"expert {run.expert} of {skill} is that of trial {outcome.best_expert}"
 
 
-def _merge(graph: GraphPaths, run: RunPaths, skill: str, config: BottomUpConfig) -> None:
+def _merge(
+    graph_paths: GraphPaths, run_paths: RunPaths, skill: str, config: BottomUpConfig
+) -> None:
     """Merge a run as a graph's own; waits for the comparison that the rule may ask for."""
-    confinement = sandbox.confinement(config.launch.sandbox, graph.root)
+    confinement = sandbox.confinement(config.launch.sandbox, graph_paths.root)
     accounting, rule = config.ppo.frame_accounting, merge_rule(config.graph)
     while True:
         try:
-            merge_run(graph, run, skill, accounting=accounting, rule=rule, confinement=confinement)
+            merge_run(
+                graph_paths,
+                run_paths,
+                skill,
+                accounting=accounting,
+                rule=rule,
+                confinement=confinement,
+            )
         except ComparingError:
             time.sleep(_COMPARING_SECONDS)
         else:
-            return archive_run(graph, run)
+            return archive_run(graph_paths, run_paths)
 
 
-def _copied(source: RunPaths, target: RunPaths) -> RunPaths:
+def _copied(source: RunPaths, run_paths: RunPaths) -> RunPaths:
     """Copy a trial's folder to where a run of the graph lies; of this very run it may be there."""
-    if not target.folder.exists():
-        with storage.building(target.folder) as copy:
+    if not run_paths.folder.exists():
+        with storage.building(run_paths.folder) as copy:
             storage.copy_tree(source.folder, copy, left_out=[])
-    elif read_run(target).run_id != read_run(source).run_id:
-        raise BusyError(f"{target.folder} is another run of the skill; let it end first")
-    return target
+    elif read_run(run_paths).run_id != read_run(source).run_id:
+        raise BusyError(f"{run_paths.folder} is another run of the skill; let it end first")
+    return run_paths

@@ -46,7 +46,7 @@ class TrialSearch(Searcher):
         super().__init__(metric="score", mode="max")
         self._sweep, self._graph, self._deadline, self._report = sweep, graph, deadline, report
         self._begun = [each.trial.number for each in read_trials(sweep)[0] if not each.outcome]
-        self._inbox = Inbox(sweep.paths)
+        self._inbox = Inbox(sweep.sweep_paths)
         self._live: set[str] = set()  # Ray's names of trials
 
     def suggest(self, trial_id: str) -> Any:
@@ -77,7 +77,7 @@ class TrialSearch(Searcher):
         self._begun, self._deadline = [], -math.inf
 
     def _begin_next(self) -> int | None:
-        number = max(numbers(self._sweep.paths), default=-1) + 1
+        number = max(numbers(self._sweep.sweep_paths), default=-1) + 1
         late = time.monotonic() >= self._deadline
         trial = None if late else next_trial(self._sweep, read_trials(self._sweep)[0], number)
         if trial is None:
@@ -99,15 +99,15 @@ def run_trials(
 
     Raises LaunchError if a trial could not be run; no other was begun after it.
     """
-    sweep = replace(sweep, paths=SweepPaths(sweep.paths.root.absolute()))
-    remove_leftovers(sweep.paths)
+    sweep = replace(sweep, sweep_paths=SweepPaths(sweep.sweep_paths.root.absolute()))
+    remove_leftovers(sweep.sweep_paths)
     env = {"env_vars": _ENV}
     ray.init(address="local", include_dashboard=False, log_to_driver=False, runtime_env=env)
     gpus = 1 / (config.launch.skills_per_gpu or 1) if ray.cluster_resources().get("GPU") else 0
-    files = sweep.paths.root / "ray"  # Ray's own, and never read by us
+    files = sweep.sweep_paths.root / "ray"  # Ray's own, and never read by us
     try:
         with redirect_stdout(sys.stderr):  # Ray's tables
-            found = tune.Tuner(
+            results = tune.Tuner(
                 tune.with_resources(partial(_train, sweep, backend), {"cpu": 1, "gpu": gpus}),
                 tune_config=tune.TuneConfig(
                     search_alg=TrialSearch(sweep, graph, deadline=deadline, report=report),
@@ -116,7 +116,7 @@ def run_trials(
                 ),
                 run_config=tune.RunConfig(storage_path=str(files), verbose=0),
             ).fit()
-        for error in found.errors:
+        for error in results.errors:
             why = str(error).strip().rpartition("\n")[2]
             raise LaunchError(f"a trial could not be run, so the sweep stops; start again: {why}")
     finally:

@@ -23,8 +23,8 @@ def show(sweep: Sweep) -> str:
     """Return how far a sweep is, with a line for each trial, the best first."""
     tried, left_out = read_trials(sweep)
     lines = [progress_line(sweep, tried)]
-    if not has_ended(sweep, tried) and daemon_of(sweep.paths.daemon_lock) is None:
-        root = sweep.paths.root
+    if not has_ended(sweep, tried) and daemon_of(sweep.sweep_paths.daemon_lock) is None:
+        root = sweep.sweep_paths.root
         again = shlex.join(["flowrl", "sweep", str(root.parents[1]), "--name", root.name])
         lines.append(f"  no sweeper lives; {again} goes on")
     scored = sorted((each for each in tried if each.score is not None), key=rank)
@@ -40,12 +40,12 @@ def show(sweep: Sweep) -> str:
 
 def publish(sweep: Sweep) -> None:
     """Let `flowrl status` of the graph say how far the sweep is."""
-    notices.publish(sweep.paths, notices.SWEEP, progress_line(sweep, read_trials(sweep)[0]))
+    notices.publish(sweep.sweep_paths, notices.SWEEP, progress_line(sweep, read_trials(sweep)[0]))
 
 
 def progress_line(sweep: Sweep, tried: Sequence[Tried]) -> str:
     """Return how far a sweep is, in a line."""
-    begun, again, found = searched(tried), confirming(tried), read_outcome(sweep)
+    begun, again, outcome = searched(tried), confirming(tried), read_outcome(sweep)
     best = min((each for each in begun if each.score is not None), key=rank, default=None)
     stage = "ended" if has_ended(sweep, tried) else "confirming" if again else "searching"
     most = sweep.most_trials if stage == "searching" else len(begun)
@@ -55,7 +55,7 @@ def progress_line(sweep: Sweep, tried: Sequence[Tried]) -> str:
         f"{_ended(again)} of {len(again)} confirming ones" if again else "",
         f"{sweep.budget_left(begun):.0%} of the budget is left" if stage == "searching" else "",
         f"best {best.score:.3f} by trial {best.trial.number} ({best.trial.said})" if best else "",
-        found.said if found and sweep.search.confirm else "",
+        outcome.said if outcome and sweep.search.confirm else "",
     ]
     return f"{sweep.record.skill}: {', '.join(filter(None, parts))}"
 

@@ -86,16 +86,16 @@ def read_budget(text: str | None) -> tuple[float | None, Unit]:
     """
     if text is None:
         return None, "frames"
-    found = _DURATION.fullmatch(text)
+    match = _DURATION.fullmatch(text)
     try:
-        value = float(found[1]) * _SECONDS[found[2]] if found else float(count(text))
+        value = float(match[1]) * _SECONDS[match[2]] if match else float(count(text))
     except ValueError:
         value = 0.0
     if value <= 0:
         raise ConfigError(f"--budget {text} is neither a time, as 30m, nor frames, as 20M")
-    if not found and value < _LEAST_FRAMES:
+    if not match and value < _LEAST_FRAMES:
         raise ConfigError(f"--budget {text} is {text} frames; write {text}m for minutes")
-    return value, "seconds" if found else "frames"
+    return value, "seconds" if match else "frames"
 
 
 def grid_points(space: Space) -> Iterator[Point]:

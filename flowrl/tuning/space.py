@@ -209,14 +209,14 @@ def space_from_data(data: Mapping[str, Any], place: str) -> Space:
     """
     if not data:
         raise ConfigError(f"{place}: no field is varied; write {_EXAMPLE}")
-    found = []
+    dimensions = []
     for name, written in data.items():
         try:
             _check_name(name)
-            found.append(_dimension(name, written))
+            dimensions.append(_dimension(name, written))
         except ConfigError as error:
             raise ConfigError(f"{place}: {name}: {error}") from error
-    return Space(tuple(found))
+    return Space(tuple(dimensions))
 
 
 def admissible(point: Point, base: PPOConfig) -> PPOConfig:
@@ -301,10 +301,12 @@ def _given(written: object) -> tuple[DimensionKind, dict[str, Any]]:
 
 def _choices(name: str, written: object) -> tuple[Value, ...]:
     words = written if isinstance(written, list) else [written]
-    found = tuple(dict.fromkeys(arguments.value_of(PPOConfig, name, [str(each)]) for each in words))
-    if len(found) < 2:
+    choices = tuple(
+        dict.fromkeys(arguments.value_of(PPOConfig, name, [str(each)]) for each in words)
+    )
+    if len(choices) < 2:
         raise ConfigError(f"has one choice; give two or more, or say --{name}")
-    return found
+    return choices
 
 
 def _check_range(name: str, kind: DimensionKind, low: float, high: float) -> None:

@@ -80,18 +80,18 @@ class SweepConfig(StartConfig):
 
 
 def training_config(
-    config: SweepConfig, layout: GraphPaths, known: Sweep | None = None
+    config: SweepConfig, graph_paths: GraphPaths, known: Sweep | None = None
 ) -> BottomUpConfig:
     """Return how trials are trained: as the graph was trained, unless flags are given.
 
     A sweep that is there already has its settings.
     """
     own, kept = configs.flags(config), {}
-    if layout.config_json.exists() or layout.graph_json.exists():
-        recorded = recorded_config(layout)
+    if graph_paths.config_json.exists() or graph_paths.graph_json.exists():
+        recorded = recorded_config(graph_paths)
         kept = {
             name: value
-            for part in (_as_trained(layout, config.skill) or recorded.ppo, recorded.graph)
+            for part in (_as_trained(graph_paths, config.skill) or recorded.ppo, recorded.graph)
             for name, value in configs.flags(part).items()
             if name in own.keys() - config.origins.keys() - {"graph_path"}
             and value != configs.flags(type(part)())[name]
@@ -105,10 +105,12 @@ def training_config(
     return dataclasses.replace(training, ppo=ppo, origins=origins)
 
 
-def _as_trained(layout: GraphPaths, skill: str | None) -> PPOConfig | None:
+def _as_trained(graph_paths: GraphPaths, skill: str | None) -> PPOConfig | None:
     """The flags that the skill's merged run was given, None if it has no record."""
-    versions = ExpertStore(layout).manifest().experts.values()
-    places = [layout.archive(each.index, each.skill) for each in versions if each.skill == skill]
+    versions = ExpertStore(graph_paths).manifest().experts.values()
+    places = [
+        graph_paths.archive(each.index, each.skill) for each in versions if each.skill == skill
+    ]
     if not places or not places[0].run_json.exists():
         return None
     run = read_run(places[0])
@@ -117,7 +119,7 @@ def _as_trained(layout: GraphPaths, skill: str | None) -> PPOConfig | None:
 
 
 def new_record(
-    config: SweepConfig, training: BottomUpConfig, layout: GraphPaths, graph: SkillGraph
+    config: SweepConfig, training: BottomUpConfig, graph_paths: GraphPaths, graph: SkillGraph
 ) -> SweepRecord:
     """Return what a new sweep is; raises ConfigError for a flag that cannot be used."""
     skill, search = config.skill or "", config.search
@@ -127,26 +129,26 @@ def new_record(
     trained = skill_configs(training, graph.skills)[skill]
     if trained.ppo.replicas > 1 and (search.pruner != "none" or search.method == "cleanrl"):
         raise ConfigError("--pruner cannot end runs with --replicas; leave one of them out")
-    merged = {version.skill for version in ExpertStore(layout).manifest().experts.values()}
+    merged = {version.skill for version in ExpertStore(graph_paths).manifest().experts.values()}
     if missing := [need for need in graph.all_needs(skill) if need not in merged]:
-        train = f"flowrl train {layout.root} --target_skill {missing[-1]!r}"
+        train = f"flowrl train {graph_paths.root} --target_skill {missing[-1]!r}"
         raise ConfigError(f"{skill} needs {missing[-1]}, which has no expert yet; {train}")
     space = dataclasses.replace(_read_dimensions(config), base=trained.ppo)
     suggest(search.method, SearchInput(space=space))
     return SweepRecord(
         sweep=secrets.token_hex(8),
         skill=skill,
-        expert=expert_number(layout, skill),
+        expert=expert_number(graph_paths, skill),
         flags={**configs.to_json(config), **configs.to_json(training.ppo)},
         space=space.to_data(),
         config=configs.to_json(trained.ppo),
         origins=trained.origins,
-        starts=() if search.method == "grid" else _first_points(space, layout, graph, skill),
+        starts=() if search.method == "grid" else _first_points(space, graph_paths, graph, skill),
     )
 
 
 def _first_points(
-    space: Space, layout: GraphPaths, graph: SkillGraph, skill: str
+    space: Space, graph_paths: GraphPaths, graph: SkillGraph, skill: str
 ) -> tuple[dict[str, Any], ...]:
     """The points that are tried first: the default, and what sweeps of other skills found.
 
@@ -155,13 +157,13 @@ def _first_points(
     assert space.base
     default = {name: configs.flags(space.base)[name] for name in space.to_data()}
     near = [*reversed(graph.all_needs(skill)), *graph.order()]
-    tuned = [read_tuned(layout, name) for name in dict.fromkeys(near) if name != skill]
-    found: list[dict[str, Any]] = []
+    tuned = [read_tuned(graph_paths, name) for name in dict.fromkeys(near) if name != skill]
+    points: list[dict[str, Any]] = []
     for settings in [{}, *tuned]:
         point = {**default, **{name: settings[name] for name in default if name in settings}}
-        if point not in found and space.admitted(point) == point:
-            found.append(point)
-    return tuple(found)
+        if point not in points and space.admitted(point) == point:
+            points.append(point)
+    return tuple(points)
 
 
 def _read_dimensions(config: SweepConfig) -> Space:
@@ -183,6 +185,6 @@ def refuse_other_flags(config: SweepConfig, sweep: Sweep) -> None:
         other += [] if same else ["vary"]
     for name in other:
         raise ConfigError(
-            f"--{name} is not what {sweep.paths.root} was begun with; leave it out, or choose "
-            "another --name"
+            f"--{name} is not what {sweep.sweep_paths.root} was begun with; leave it out, or "
+            "choose another --name"
         )

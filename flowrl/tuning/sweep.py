@@ -67,17 +67,17 @@ _LEAST_RUNG = 9  # trials are compared for the first time after this part of the
 
 
 def create_sweep(
-    paths: SweepPaths, record: SweepRecord, graph: GraphPaths, plan: SkillGraph
+    sweep_paths: SweepPaths, record: SweepRecord, graph_paths: GraphPaths, plan: SkillGraph
 ) -> Sweep:
     """Write a new sweep: copies of the experts that its skill needs, and then what it is.
 
     A sweep that was half written is written again. The caller holds the sweep's folder. Raises
     BusyError if another start has begun it, ExpertCorruptError if an expert's files are others.
     """
-    if paths.sweep_json.exists():
-        raise BusyError(f"{paths.root} was begun meanwhile; the same command goes on with it")
-    storage.make_dir(paths.root)
-    store, pinned = ExpertStore(graph), ExpertStore(paths)
+    if sweep_paths.sweep_json.exists():
+        raise BusyError(f"{sweep_paths.root} was begun meanwhile; the same command goes on with it")
+    storage.make_dir(sweep_paths.root)
+    store, pinned = ExpertStore(graph_paths), ExpertStore(sweep_paths)
     needs = plan.all_needs(record.skill)
     present = store.manifest()
     experts = {n: each for n, each in present.experts.items() if each.skill in needs}
@@ -86,34 +86,34 @@ def create_sweep(
         storage.remove_tree(copy)
         check_digest(storage.copy_tree(store.path_of(version), copy), copy, version)
     if experts:
-        manifests.swap(paths, Manifest(generation=present.generation, experts=experts))
-    records.write(paths.sweep_json, record)
-    return Sweep(paths, record)
+        manifests.swap(sweep_paths, Manifest(generation=present.generation, experts=experts))
+    records.write(sweep_paths.sweep_json, record)
+    return Sweep(sweep_paths, record)
 
 
-def expert_number(graph: GraphPaths, skill: str) -> int:
+def expert_number(graph_paths: GraphPaths, skill: str) -> int:
     """The expert number that a skill has in its graph, or would get now."""
-    experts = ExpertStore(graph).manifest().experts
+    experts = ExpertStore(graph_paths).manifest().experts
     known = {version.skill: index for index, version in experts.items()}
-    state = StateFile(graph.scheduler_state).load()
+    state = StateFile(graph_paths.scheduler_state).load()
     if state is not None:
         known |= {e.skill: e.expert for e in state.entries.values() if e.expert is not None}
     free = max([-1, *known.values(), (state.next_expert if state else 0) - 1]) + 1
     return known.get(skill, free)
 
 
-def remove_leftovers(paths: SweepPaths) -> None:
+def remove_leftovers(sweep_paths: SweepPaths) -> None:
     """Remove what a kill or a power cut has left of files and folders."""
-    folders = [paths.training_runs / str(number) for number in numbers(paths)]
-    for folder in (paths.root, paths.checkpoints, paths.training_runs, *folders):
+    folders = [sweep_paths.training_runs / str(number) for number in numbers(sweep_paths)]
+    for folder in (sweep_paths.root, sweep_paths.checkpoints, sweep_paths.training_runs, *folders):
         storage.remove_leftovers(folder)
 
 
 def prepare_trial(sweep: Sweep, graph: SkillGraph, trial: Trial) -> None:
     """Make a trial's run folder, with trial.json in it; all of it appears at once."""
-    record, experts = sweep.record, ExpertStore(sweep.paths).manifest().experts
+    record, experts = sweep.record, ExpertStore(sweep.sweep_paths).manifest().experts
     prepare_training_run(
-        layout=sweep.paths,
+        graph_paths=sweep.sweep_paths,
         graph=graph,
         skill=record.skill,
         expert=record.expert,
@@ -121,7 +121,7 @@ def prepare_trial(sweep: Sweep, graph: SkillGraph, trial: Trial) -> None:
         completed={version.skill: index for index, version in experts.items()},
         config=sweep.config_of(trial),
         origins={**record.origins, **dict.fromkeys(trial.point, f"trial {trial.number}")},
-        trial=sweep.run(trial.number),
+        run_paths=sweep.run(trial.number),
         records={TRIAL: records.encode(trial)},
     )
 
@@ -132,7 +132,7 @@ class TrialBackend(TrainingBackend):
     def __init__(
         self, sweep: Sweep, *, graph: SkillGraph, config: BottomUpConfig, **given: Any
     ) -> None:
-        super().__init__(sweep.paths, config, graph, **given)
+        super().__init__(sweep.sweep_paths, config, graph, **given)
         self._sweep = sweep
 
     def prepare(self, request: RunRequest) -> Job:
@@ -143,20 +143,20 @@ class TrialBackend(TrainingBackend):
         was called for it before a kill: then run.json has its number, and its run is kept.
         """
         prepared = self._found(request)
-        paths, run = prepared.layout, prepared.run
-        clear_for_launch(paths)
+        run_paths, run = prepared.run_paths, prepared.run
+        clear_for_launch(run_paths)
         if run.attempt != request.attempt:
-            for folder in (paths.resume, paths.finals):
+            for folder in (run_paths.resume, run_paths.finals):
                 storage.remove_tree(folder)
-            if paths.metrics.exists():
-                storage.copy_file(paths.metrics, paths.folder / FAILED.format(run.attempt))
-                storage.remove_file(paths.metrics)
+            if run_paths.metrics.exists():
+                storage.copy_file(run_paths.metrics, run_paths.folder / FAILED.format(run.attempt))
+                storage.remove_file(run_paths.metrics)
             for name in (OUTCOME, JUDGED):  # of a trial that is asked to try again
-                storage.remove_file(paths.folder / name)
+                storage.remove_file(run_paths.folder / name)
             run_id = f"e{run.expert}.a{request.attempt}.{secrets.token_hex(4)}"
             run = replace(run, attempt=request.attempt, run_id=run_id)
-            write_run(paths, run)
-        return self.job_of(PreparedRun(layout=paths, run=run), request)
+            write_run(run_paths, run)
+        return self.job_of(PreparedRun(run_paths=run_paths, run=run), request)
 
     def merge(self, request: RunRequest) -> Mapping[str, Any]:
         """Take the result as it is: the experts of a trial stay in its folder."""
@@ -170,16 +170,18 @@ class TrialBackend(TrainingBackend):
         """Leave the folder of a failed attempt to the next one, and to people."""
 
     def _live(self) -> Iterable[RunPaths]:
-        return map(self._sweep.run, numbers(self._sweep.paths))
+        return map(self._sweep.run, numbers(self._sweep.sweep_paths))
 
     def _found(self, request: RunRequest) -> PreparedRun:
-        paths = self._sweep.run(request.expert)
-        return PreparedRun(layout=paths, run=read_own_run(paths, self._sweep.record.skill))
+        run_paths = self._sweep.run(request.expert)
+        return PreparedRun(
+            run_paths=run_paths, run=read_own_run(run_paths, self._sweep.record.skill)
+        )
 
     def job_of(self, prepared: PreparedRun, request: RunRequest) -> Job:
         """Return the job of a trial, whose group in W&B is its sweep's."""
         job = super().job_of(prepared, request)
-        return replace(job, env={**job.env, "WANDB_RUN_GROUP": self._sweep.paths.root.name})
+        return replace(job, env={**job.env, "WANDB_RUN_GROUP": self._sweep.sweep_paths.root.name})
 
     def _say_other_settings(self, run: TrainingRun) -> None:
         """Say nothing: each trial has settings of its own."""
@@ -210,7 +212,7 @@ class Sweeper:
 
     def begin(self) -> None:
         """Take up what an earlier start of the sweep has left."""
-        remove_leftovers(self.sweep.paths)
+        remove_leftovers(self.sweep.sweep_paths)
         known = {entry.expert for entry in self._scheduler.state.entries.values()}
         tried, left_out = read_trials(self.sweep)
         for why in left_out:
@@ -281,9 +283,9 @@ class Sweeper:
         for entry in self._scheduler.state.entries.values():
             number = entry.expert
             if number is not None and isinstance(entry.status, Completed | Failed):
-                paths = self.sweep.run(number)
-                known = (paths.folder / TRIAL).exists()
-                if known and not (paths.folder / OUTCOME).exists():
+                run_paths = self.sweep.run(number)
+                known = (run_paths.folder / TRIAL).exists()
+                if known and not (run_paths.folder / OUTCOME).exists():
                     why = entry.status.why if isinstance(entry.status, Failed) else ""
                     write_outcome(self.sweep, number, why=why)
                     self._report()
@@ -297,7 +299,7 @@ class Sweeper:
     def _begin_next(self) -> bool:
         tried, _ = read_trials(self.sweep)
         taken = [entry.expert or 0 for entry in self._scheduler.state.entries.values()]
-        number = max([-1, *taken, *numbers(self.sweep.paths)]) + 1
+        number = max([-1, *taken, *numbers(self.sweep.sweep_paths)]) + 1
         trial = next_trial(self.sweep, tried, number)
         if trial is None:
             return False
@@ -308,10 +310,10 @@ class Sweeper:
 
     def _add(self, number: int) -> None:
         """Hand a trial to the scheduler; one that was launched before is adopted."""
-        paths, status = self.sweep.run(number), FRESH
-        if paths.start_json.exists():
-            run = read_run(paths)
-            since = datetime.fromtimestamp(paths.run_json.stat().st_mtime, UTC)
+        run_paths, status = self.sweep.run(number), FRESH
+        if run_paths.start_json.exists():
+            run = read_run(run_paths)
+            since = datetime.fromtimestamp(run_paths.run_json.stat().st_mtime, UTC)
             status = Running(run_id=run.run_id, attempt=run.attempt, handle=None, since=since)
         new = NewSkill(skill=self.sweep.skill_of(number), expert=number, status=status)
         self._scheduler.add_skills([new])

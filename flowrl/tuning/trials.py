@@ -128,7 +128,7 @@ class Tried:
 class Sweep:
     """A sweep's folder and what it is."""
 
-    paths: SweepPaths
+    sweep_paths: SweepPaths
     record: SweepRecord
 
     @functools.cached_property
@@ -139,8 +139,8 @@ class Sweep:
     @functools.cached_property
     def space(self) -> Space:
         """The dimensions that are searched."""
-        found = space_from_data(self.record.space, str(self.paths.sweep_json))
-        return dataclasses.replace(found, base=self.base)
+        space = space_from_data(self.record.space, str(self.sweep_paths.sweep_json))
+        return dataclasses.replace(space, base=self.base)
 
     @functools.cached_property
     def search(self) -> SearchConfig:
@@ -182,7 +182,7 @@ class Sweep:
 
     def run(self, number: int) -> RunPaths:
         """The run folder of a trial."""
-        return self.paths.trial(number, self.record.expert)
+        return self.sweep_paths.trial(number, self.record.expert)
 
     def skill_of(self, number: int) -> str:
         """The name of a trial in its scheduler, and with its number that of its session."""
@@ -226,25 +226,25 @@ def prolong(sweep: Sweep, asked: SearchConfig, given: Container[str]) -> Sweep:
     """
     names = [name for name in LIMITS if name in given]
     flags = {**sweep.record.flags, **{name: getattr(asked, name) for name in names}}
-    now = Sweep(sweep.paths, dataclasses.replace(sweep.record, flags=flags))
+    now = Sweep(sweep.sweep_paths, dataclasses.replace(sweep.record, flags=flags))
     (budget, unit), (had, had_unit) = (read_budget(each.search.budget) for each in (now, sweep))
     less = {"trials": now.most_trials < sweep.most_trials}
     less["budget"] = had is not None and (budget is None or budget < had or unit != had_unit)
     for name in names:
         if less[name]:
             raise ConfigError(
-                f"--{name} is less than {sweep.paths.root} has, or of another kind; give more to "
-                "prolong it, or leave it out"
+                f"--{name} is less than {sweep.sweep_paths.root} has, or of another kind; give "
+                "more to prolong it, or leave it out"
             )
     if flags != sweep.record.flags:
-        storage.remove_file(sweep.paths.outcome_json)
-        records.write(sweep.paths.sweep_json, now.record)
+        storage.remove_file(sweep.sweep_paths.outcome_json)
+        records.write(sweep.sweep_paths.sweep_json, now.record)
     return now
 
 
-def open_sweep(paths: SweepPaths) -> Sweep:
+def open_sweep(sweep_paths: SweepPaths) -> Sweep:
     """Read what a sweep is; raises FileRefusedError if sweep.json is missing or damaged."""
-    return Sweep(paths, records.read(paths.sweep_json, SweepRecord))
+    return Sweep(sweep_paths, records.read(sweep_paths.sweep_json, SweepRecord))
 
 
 def read_trials(sweep: Sweep) -> tuple[list[Tried], list[str]]:
@@ -254,7 +254,7 @@ def read_trials(sweep: Sweep) -> tuple[list[Tried], list[str]]:
     """
     tried: list[Tried] = []
     left_out: list[str] = []
-    for number in numbers(sweep.paths):
+    for number in numbers(sweep.sweep_paths):
         try:
             tried.append(_read(sweep, number))
         except (FileRefusedError, ConfigError) as error:
@@ -264,9 +264,9 @@ def read_trials(sweep: Sweep) -> tuple[list[Tried], list[str]]:
     return tried, left_out
 
 
-def numbers(paths: SweepPaths) -> list[int]:
+def numbers(sweep_paths: SweepPaths) -> list[int]:
     """The numbers of all folders of trials, also of torn ones."""
-    folder = paths.training_runs
+    folder = sweep_paths.training_runs
     names = (path.name for path in folder.iterdir()) if folder.is_dir() else ()
     return sorted(int(name) for name in names if name.isascii() and name.isdecimal())
 
@@ -288,12 +288,12 @@ def write_outcome(sweep: Sweep, number: int, *, why: str = "") -> TrialOutcome:
     The figures of attempts that failed before count with its cost. Raises FileRefusedError if a
     file of the trainer's cannot be read now, but may be later.
     """
-    paths, result = sweep.run(number), None
+    run_paths, result = sweep.run(number), None
     curves: list[Curve] = [()]
     try:
-        failed = sorted(paths.folder.glob(FAILED.format("*")))
-        curves = [read_curve(each) for each in (*failed, paths.metrics)]
-        result = None if why else read_result(paths)
+        failed = sorted(run_paths.folder.glob(FAILED.format("*")))
+        curves = [read_curve(each) for each in (*failed, run_paths.metrics)]
+        result = None if why else read_result(run_paths)
     except FileRefusedError as error:
         if is_transient(error):
             raise
@@ -307,7 +307,7 @@ def write_outcome(sweep: Sweep, number: int, *, why: str = "") -> TrialOutcome:
     cut_at = judged_at(sweep, number) if result and result.stopped == "pruned" else 0
     if cut := [point for point in whole if point.frames <= cut_at]:
         whole, success = cut, cut[-1].success
-    found = TrialOutcome(
+    outcome = TrialOutcome(
         score=None if why or result is None else sweep.score(whole, success),
         frames=sum(end.frames for end in ends),
         seconds=sum(end.seconds for end in ends),
@@ -315,8 +315,8 @@ def write_outcome(sweep: Sweep, number: int, *, why: str = "") -> TrialOutcome:
         why=why,
         cut_at=cut_at if cut else 0,
     )
-    records.write(paths.folder / OUTCOME, found)
-    return found
+    records.write(run_paths.folder / OUTCOME, outcome)
+    return outcome
 
 
 def judged_at(sweep: Sweep, number: int) -> int:
@@ -363,7 +363,7 @@ def _is_due(same: Sequence[Tried]) -> bool:
 def has_ended(sweep: Sweep, tried: Sequence[Tried]) -> bool:
     """True if no trial is left to run, and the best points are confirmed or not, if ever."""
     ran = all(each.outcome for each in tried) and not _is_searching(sweep, searched(tried))
-    decided = not sweep.search.confirm or sweep.paths.outcome_json.exists()
+    decided = not sweep.search.confirm or sweep.sweep_paths.outcome_json.exists()
     return ran and decided and next_trial(sweep, tried, number=0) is None
 
 

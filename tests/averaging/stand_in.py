@@ -122,10 +122,10 @@ def spoilt(fault: str) -> dict[str, object]:
     return found.get(fault, {})
 
 
-def replica(paths: RunPaths, number: int, fault: str) -> int:
+def replica(run_paths: RunPaths, number: int, fault: str) -> int:
     """Offer in every round until the last; returns the exit code."""
-    rounds, at = Rounds(paths.rounds), -1
-    own = storage.make_dir(paths.replica(number).folder)
+    rounds, at = Rounds(run_paths.rounds), -1
+    own = storage.make_dir(run_paths.replica(number).folder)
     (own / "pid").write_text(str(os.getpid()))
     if number == 0 and rounds.newest() is None:
         rounds.commit(Round(number=0, acted=(0, 0, 0)), first_mean())
@@ -136,8 +136,8 @@ def replica(paths: RunPaths, number: int, fault: str) -> int:
             continue
         mean, at = rounds.mean(record), record.number
         if number == 0:
-            write_down(paths, record)
-            np.savez(paths.folder / "final.npz", **rounds.mean(rounds.best(record)))
+            write_down(run_paths, record)
+            np.savez(run_paths.folder / "final.npz", **rounds.mean(rounds.best(record)))
         if record.ended:
             return 0
         seen = rates(0.1 if fault != "peak" or at == 1 else 0.05)
@@ -150,9 +150,9 @@ def replica(paths: RunPaths, number: int, fault: str) -> int:
         rounds.offer(at + 1, offer, arrays, {"state": np.arange(3)})
 
 
-def write_down(paths: RunPaths, record: Round) -> None:
+def write_down(run_paths: RunPaths, record: Round) -> None:
     """Keep a round's record; one that was seen before must be the same."""
-    seen = storage.make_dir(paths.folder / "seen") / f"{record.number}.json"
+    seen = storage.make_dir(run_paths.folder / "seen") / f"{record.number}.json"
     assert not seen.exists() or records.read(seen, Round) == record, record.number
     records.write(seen, record)
 
@@ -161,10 +161,10 @@ def main(faults: str, *argv: str) -> int:
     """Run the averager; returns its exit code."""
     said = dict(pair.split("=") for pair in faults.split(",") if pair)
     config = parse(TrainConfig, argv)
-    paths = RunPaths(config.module_path.absolute().parent, 0)
+    run_paths = RunPaths(config.module_path.absolute().parent, 0)
 
     def start(_: TrainConfig, number: int) -> Forked:
-        return Forked(partial(replica, paths, number, said.get(str(number), "")))
+        return Forked(partial(replica, run_paths, number, said.get(str(number), "")))
 
     averager._start = start  # type: ignore[assignment]
     console.start_logging()

@@ -45,8 +45,8 @@ class Run:
     """A run whose replicas are stand-ins."""
 
     def __init__(self, folder: Path, config: PPOConfig, faults: str = "") -> None:
-        self.paths = RunPaths(folder, 0)
-        config_words = to_argv(TrainConfig(ppo=config, module_path=self.paths.module))
+        self.run_paths = RunPaths(folder, 0)
+        config_words = to_argv(TrainConfig(ppo=config, module_path=self.run_paths.module))
         self.words = (sys.executable, "-m", "tests.averaging.stand_in", faults, *config_words)
         self.start()
 
@@ -55,7 +55,7 @@ class Run:
 
     def pid(self, replica: int) -> int:
         """The process of a replica, once it lives."""
-        path = self.paths.replica(replica).folder / "pid"
+        path = self.run_paths.replica(replica).folder / "pid"
         return int(until(lambda: path.exists() and path.read_text()))
 
     def kill(self, replica: int, number: int = signal.SIGKILL) -> None:
@@ -74,11 +74,11 @@ class Run:
 
     def seen(self) -> list[Round]:
         """Every round that replica 0 has seen."""
-        numbers = range(len(list((self.paths.folder / "seen").glob("*.json"))))
-        return [records.read(self.paths.folder / "seen" / f"{n}.json", Round) for n in numbers]
+        numbers = range(len(list((self.run_paths.folder / "seen").glob("*.json"))))
+        return [records.read(self.run_paths.folder / "seen" / f"{n}.json", Round) for n in numbers]
 
     def final(self) -> dict[str, np.ndarray]:
-        with np.load(self.paths.folder / "final.npz") as arrays:
+        with np.load(self.run_paths.folder / "final.npz") as arrays:
             return dict(arrays)
 
 
@@ -104,8 +104,8 @@ def assert_whole(run: Run, replicas: int, rounds: int, outer: OuterStep = REPLAC
     wanted, found = expected_mean(replicas, rounds, outer), run.final()
     assert found.keys() == wanted.keys()
     assert all(np.array_equal(found[name], wanted[name]) for name in found)
-    assert not run.paths.rounds.exists()
-    assert not run.paths.replicas.exists()
+    assert not run.run_paths.rounds.exists()
+    assert not run.run_paths.replicas.exists()
 
 
 def test_every_round_is_the_mean_of_all_replicas(tmp_path):
@@ -225,7 +225,7 @@ def test_a_run_never_begins_anew_without_a_word(tmp_path, replicas, saved, befor
 
 def test_damaged_progress_of_a_replica_ends_no_run(tmp_path):
     run = Run(tmp_path, config_of(2, 400), "0=slow")
-    path = run.paths.replica(0).progress
+    path = run.run_paths.replica(0).progress
     until(path.parent.exists)
     path.write_text("{")
     until((tmp_path / "seen" / "20.json").exists)  # two seconds; it is read once a second
@@ -283,7 +283,7 @@ def test_a_run_goes_on_with_other_settings_of_rounds(tmp_path, change):
     total = -(-change.get("total_timesteps", config.total_timesteps) // (64 * 128))
     assert (last.ended, last.updates) == (True, total)
     assert last.number >= known
-    assert not other.paths.rounds.exists()
+    assert not other.run_paths.rounds.exists()
 
 
 def test_each_replica_has_gpus_of_its_own_while_there_are_enough():
@@ -293,8 +293,8 @@ def test_each_replica_has_gpus_of_its_own_while_there_are_enough():
 
 
 def test_a_round_counts_as_progress_of_a_run_that_failed(tmp_path):
-    paths = RunPaths(tmp_path, 0)
-    assert newest_checkpoint(paths) == 0
-    Rounds(paths.rounds).commit(Round(number=6), {"a": np.zeros(1)})
-    (paths.rounds / "7" / "offers").mkdir(parents=True)
-    assert newest_checkpoint(paths) == 7
+    run_paths = RunPaths(tmp_path, 0)
+    assert newest_checkpoint(run_paths) == 0
+    Rounds(run_paths.rounds).commit(Round(number=6), {"a": np.zeros(1)})
+    (run_paths.rounds / "7" / "offers").mkdir(parents=True)
+    assert newest_checkpoint(run_paths) == 7

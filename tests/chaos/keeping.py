@@ -35,10 +35,10 @@ def runners_killed_after_results(place: ChaosPlace, chance: random.Random, *, sk
     killed: set[str] = set()
     began = time.monotonic()
     while daemon.poll() is None:
-        for paths in live_runs(place.layout):
-            pid = runner_of(paths) if paths.result_json.exists() else 0
-            if pid and str(paths.folder) not in killed:
-                killed.add(str(paths.folder))
+        for run_paths in live_runs(place.graph_paths):
+            pid = runner_of(run_paths) if run_paths.result_json.exists() else 0
+            if pid and str(run_paths.folder) not in killed:
+                killed.add(str(run_paths.folder))
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         time.sleep(0.01)
@@ -64,7 +64,7 @@ def interrupted_again_and_again(place: ChaosPlace, chance: random.Random, *, rou
         daemon.send_signal(signal.SIGINT if chance.random() < 0.8 else signal.SIGKILL)
         ended(daemon)
         place.open(f"gate{number}")
-        living = [*live_runs(place.layout)]
+        living = [*live_runs(place.graph_paths)]
         until(lambda runs=living: not any(map(runner_of, runs)), seconds=DEADLINE_SECONDS)
     assert ended(place.start(*flags))[0] == 0
     millis = 1000 * (time.monotonic() - began) / rounds
@@ -87,7 +87,7 @@ def trainers_killed_at_random(place: ChaosPlace, chance: random.Random, *, kills
     between two checkpoints and the longest update, with its checkpoint.
     """
     words = (
-        *(sys.executable, "-m", "flowrl.bottomup_parallel", str(place.layout.root)),
+        *(sys.executable, "-m", "flowrl.bottomup_parallel", str(place.graph_paths.root)),
         *("--max_nodes=2", "--max_parallel_skills=2", "--launcher=tmux", "--tmux_socket=chaos"),
         *("--max_retries=1000", "--retry_backoff=0", "--success_state_rate=1", "--slot_minutes=0"),
         *("--total_timesteps=1_000_000_000", f"--checkpoint_seconds={CHECKPOINT_SECONDS}"),
@@ -97,12 +97,14 @@ def trainers_killed_at_random(place: ChaosPlace, chance: random.Random, *, kills
     trials = []
     try:
         runs = until(lambda: two(place), seconds=DEADLINE_SECONDS)
-        ready_at = {paths.folder: 0.0 for paths in runs}
+        ready_at = {run_paths.folder: 0.0 for run_paths in runs}
         while len(trials) < kills:
-            due = [paths for paths in runs if ready_at[paths.folder] <= time.monotonic()]
-            for paths in due[: kills - len(trials)]:
-                trials.append(kill_and_see(paths))
-                ready_at[paths.folder] = time.monotonic() + chance.uniform(0.0, 8.0)
+            due = [
+                run_paths for run_paths in runs if ready_at[run_paths.folder] <= time.monotonic()
+            ]
+            for run_paths in due[: kills - len(trials)]:
+                trials.append(kill_and_see(run_paths))
+                ready_at[run_paths.folder] = time.monotonic() + chance.uniform(0.0, 8.0)
             time.sleep(0.1)
     finally:
         daemon.kill()
@@ -113,21 +115,25 @@ def trainers_killed_at_random(place: ChaosPlace, chance: random.Random, *, kills
 
 def two(place: ChaosPlace) -> list[RunPaths]:
     """The two runs, once each has a checkpoint."""
-    runs = [paths for paths in live_runs(place.layout) if any(paths.resume.glob("[0-9]*"))]
+    runs = [
+        run_paths
+        for run_paths in live_runs(place.graph_paths)
+        if any(run_paths.resume.glob("[0-9]*"))
+    ]
     return runs if len(runs) == 2 else []
 
 
-def kill_and_see(paths: RunPaths) -> Trial:
+def kill_and_see(run_paths: RunPaths) -> Trial:
     """Kill the trainer, wait until the next one trains, and compare their frames."""
-    start = run_status.read_start(paths.folder, read_run(paths).run_id)
+    start = run_status.read_start(run_paths.folder, read_run(run_paths).run_id)
     assert start is not None
     assert start.job_pid is not None
-    offset = paths.training_log.stat().st_size
+    offset = run_paths.training_log.stat().st_size
     os.kill(start.job_pid, signal.SIGKILL)
-    updates = seconds_by_frames(paths)
+    updates = seconds_by_frames(run_paths)
 
     def resumed() -> re.Match[str] | None:
-        with paths.training_log.open(encoding="utf-8", errors="replace") as file:
+        with run_paths.training_log.open(encoding="utf-8", errors="replace") as file:
             file.seek(offset)
             return _BEGUN.search(_COLOUR.sub("", file.read()))
 
@@ -138,15 +144,15 @@ def kill_and_see(paths: RunPaths) -> Trial:
     return Trial(fault="kill -9 of a trainer", millis=1000 * lost_seconds, lost=int(too_much))
 
 
-def seconds_by_frames(paths: RunPaths) -> dict[int, float]:
+def seconds_by_frames(run_paths: RunPaths) -> dict[int, float]:
     """How long the run had trained after so many frames, by the whole lines of metrics.jsonl."""
-    lines = paths.metrics.read_text().rpartition("\n")[0].splitlines()
+    lines = run_paths.metrics.read_text().rpartition("\n")[0].splitlines()
     return {line["frames"]: line["seconds"] for line in map(json.loads, lines)}
 
 
-def runner_of(paths: RunPaths) -> int:
+def runner_of(run_paths: RunPaths) -> int:
     """The pid of a run's runner; 0 without one."""
-    return next(iter(process.of_script(run_status.RUNNER, str(paths.spec_json.resolve()))), 0)
+    return next(iter(process.of_script(run_status.RUNNER, str(run_paths.spec_json.resolve()))), 0)
 
 
 def processes_of(place: ChaosPlace) -> list[int]:
@@ -155,6 +161,6 @@ def processes_of(place: ChaosPlace) -> list[int]:
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             words = (folder / "cmdline").read_bytes()
-            if str(place.layout.root).encode() in words and not words.startswith(b"tmux"):
+            if str(place.graph_paths.root).encode() in words and not words.startswith(b"tmux"):
                 found.append(int(folder.name))
     return found

@@ -202,7 +202,7 @@ def main(root: Path, skills: int, runs: int, slots: int) -> int:
     )
     scheduler.figures = figures
     with scheduler:
-        remove_part_files(scheduler.layout)  # as the real story's recovery does
+        remove_part_files(scheduler.graph_paths)  # as the real story's recovery does
         storage.remove_leftovers(root / "runs")
         storage.remove_part_files(root)
         for folder in (root / "runs").glob("*"):

@@ -74,17 +74,17 @@ class Bench:
 
     def __init__(self, shim: Shim, scenario: Scenario, folder: Path) -> None:
         self.shim, self.scenario = shim, scenario
-        self.layout = GraphPaths(folder / "graph")
-        self.layout.root.mkdir(parents=True)
-        scenario.build(self.layout)
-        self.start = Frozen.of(self.layout.root)
-        self.parts = set(leftovers(self.layout.root, parts_only=True))  # of a killed merge
-        before = scenario.look(self.layout)
+        self.graph_paths = GraphPaths(folder / "graph")
+        self.graph_paths.root.mkdir(parents=True)
+        scenario.build(self.graph_paths)
+        self.start = Frozen.of(self.graph_paths.root)
+        self.parts = set(leftovers(self.graph_paths.root, parts_only=True))  # of a killed merge
+        before = scenario.look(self.graph_paths)
         whole = self._meet(Mode.COUNT, -1)
         assert whole.end is End.DONE, whole
-        self.readings = (before, scenario.look(self.layout))
-        scenario.again(self.layout)
-        self.wanted = scenario.end(self.layout)
+        self.readings = (before, scenario.look(self.graph_paths))
+        scenario.again(self.graph_paths)
+        self.wanted = scenario.end(self.graph_paths)
         self.tally = Tally(scenario.name, operations=whole.seen)
 
     def try_all(self, some: Some) -> Tally:
@@ -100,7 +100,7 @@ class Bench:
 
     def try_one(self, mode: Mode, at: int) -> bool:
         """One fault; False once the act ended before it was met."""
-        self.start.lay_out(self.layout.root)
+        self.start.lay_out(self.graph_paths.root)
         met = self._meet(mode, at)
         if not met.met:
             return False
@@ -112,23 +112,23 @@ class Bench:
         return True
 
     def _meet(self, mode: Mode, at: int):
-        root = self.layout.root
-        return self.shim.meet(root, mode, at, lambda: self.scenario.act(self.layout))
+        root = self.graph_paths.root
+        return self.shim.meet(root, mode, at, lambda: self.scenario.act(self.graph_paths))
 
     def _check_end(self, mode: Mode, met: Any, where: str) -> None:
         if met.end is End.LEAKED:
             self.tally.blame("leaks", where, "a descriptor stays open")
         elif (met.end is End.KILLED) != (mode in KILLS) or met.end is End.BROKEN:
             self.tally.blame("wrong errors", where, met.end)
-        parts = set(leftovers(self.layout.root, parts_only=True)) - self.parts
+        parts = set(leftovers(self.graph_paths.root, parts_only=True)) - self.parts
         if parts and mode not in KILLS:
             self.tally.blame("leftovers", where, parts)
-        if met.end is End.DONE and self.scenario.look(self.layout) != self.readings[1]:
+        if met.end is End.DONE and self.scenario.look(self.graph_paths) != self.readings[1]:
             self.tally.blame("wrong end states", where, "it said that all was done")
 
     def _check_reading(self, where: str) -> None:
         try:
-            reading = self.scenario.look(self.layout)
+            reading = self.scenario.look(self.graph_paths)
         except Exception as error:  # noqa: BLE001 whatever a reader stumbles over is a finding
             self.tally.blame("inconsistent reads", where, repr(error))
             return
@@ -138,13 +138,13 @@ class Bench:
     def _check_recovery(self, mode: Mode, at: int, where: str) -> None:
         try:
             if mode not in KILLS and at % 2:  # the same process tries again, without recovery
-                self.scenario.act(self.layout)
-            self.scenario.again(self.layout)
-            found = self.scenario.end(self.layout)
+                self.scenario.act(self.graph_paths)
+            self.scenario.again(self.graph_paths)
+            found = self.scenario.end(self.graph_paths)
         except Exception as error:  # noqa: BLE001 as above
             self.tally.blame("wrong end states", where, repr(error))
             return
-        if left := leftovers(self.layout.root):
+        if left := leftovers(self.graph_paths.root):
             self.tally.blame("leftovers", where, left)
         elif found != self.wanted:
             self.tally.blame("wrong end states", where, _difference(found, self.wanted))

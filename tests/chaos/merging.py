@@ -23,9 +23,9 @@ BASE_FRAMES = 50
 
 def six_mergers(folder: Path, chance: random.Random) -> list[Trial]:
     """Six runs that all trained expert 0 too, merged by six processes of which each is killed."""
-    layout = GraphPaths(folder / "graph")
-    runs = six_finished_runs(layout)
-    living = {number: (merger(layout, runs[number]), True) for number in range(MERGERS)}
+    graph_paths = GraphPaths(folder / "graph")
+    runs = six_finished_runs(graph_paths)
+    living = {number: (merger(graph_paths, runs[number]), True) for number in range(MERGERS)}
     began = time.monotonic()
     while living:
         number = chance.choice(list(living))
@@ -34,36 +34,36 @@ def six_mergers(folder: Path, chance: random.Random) -> list[Trial]:
             time.sleep(chance.uniform(0.0, 0.3))
             process.kill()
         if process.wait(timeout=120) != 0:
-            living[number] = (merger(layout, runs[number]), False)
+            living[number] = (merger(graph_paths, runs[number]), False)
     millis = 1000 * (time.monotonic() - began)
-    recover_graph(layout)
-    return [judged(layout, runs, millis)]
+    recover_graph(graph_paths)
+    return [judged(graph_paths, runs, millis)]
 
 
-def six_finished_runs(layout: GraphPaths) -> list[PreparedRun]:
+def six_finished_runs(graph_paths: GraphPaths) -> list[PreparedRun]:
     skills = [make_skill(f"Skill {n}", needs=("base",), gain=f"gain_{n}") for n in range(MERGERS)]
     graph = SkillGraph([make_skill("Base", gain="base"), *skills])
-    base = prepare(layout, "Base", 0, {}, graph=graph)
-    finish(base.layout, {0: BASE_FRAMES})
-    merge(layout, base)
+    base = prepare(graph_paths, "Base", 0, {}, graph=graph)
+    finish(base.run_paths, {0: BASE_FRAMES})
+    merge(graph_paths, base)
     runs = []
     for number, skill in enumerate(skills, start=1):
-        run = prepare(layout, skill.name, number, {"Base": 0}, graph=graph)
-        finish(run.layout, {0: 10 * number, number: number})
+        run = prepare(graph_paths, skill.name, number, {"Base": 0}, graph=graph)
+        finish(run.run_paths, {0: 10 * number, number: number})
         runs.append(run)
     return runs
 
 
-def merger(layout: GraphPaths, run: PreparedRun) -> subprocess.Popen[bytes]:
-    words = (layout.root, run.run_folder, run.run.expert, run.run.skill)
+def merger(graph_paths: GraphPaths, run: PreparedRun) -> subprocess.Popen[bytes]:
+    words = (graph_paths.root, run.run_folder, run.run.expert, run.run.skill)
     return subprocess.Popen(
         [sys.executable, "-m", "tests.chaos.merge_once", *map(str, words)], cwd=ROOT
     )
 
 
-def judged(layout: GraphPaths, runs: list[PreparedRun], millis: float) -> Trial:
-    manifest = ExpertStore(layout).manifest()
-    found = contents(layout)
+def judged(graph_paths: GraphPaths, runs: list[PreparedRun], millis: float) -> Trial:
+    manifest = ExpertStore(graph_paths).manifest()
+    found = contents(graph_paths)
     wanted = {number: number for number in range(1, MERGERS + 1)}
     wanted[0] = BASE_FRAMES + 10 * MERGERS  # the most frames, in whatever order they came
     lost = [expert for expert, frames in wanted.items() if found.get(expert, (0,))[0] != frames]
@@ -73,5 +73,7 @@ def judged(layout: GraphPaths, runs: list[PreparedRun], millis: float) -> Trial:
         millis=millis,
         lost=len(lost) + len(missing),
         merged_twice=manifest.generation - len(set(manifest.merged)),
-        left_over=len([*layout.training_runs.glob("skill_*"), *layout.root.rglob("*.trash")]),
+        left_over=len(
+            [*graph_paths.training_runs.glob("skill_*"), *graph_paths.root.rglob("*.trash")]
+        ),
     )

@@ -60,7 +60,7 @@ class ChaosPlace(Place):
 
     def start(self, *flags: str) -> subprocess.Popen[str]:
         """Start a daemon on the graph."""
-        graph = f"--graph_path={self.layout.root}"
+        graph = f"--graph_path={self.graph_paths.root}"
         began = time.time()
         daemon = subprocess.Popen(
             [sys.executable, "-m", "tests.chaos.story", graph, *FLAGS, *flags],
@@ -96,9 +96,9 @@ class ChaosPlace(Place):
             line = self.line(skill)
             if (line.get("status"), line.get("attempt")) != ("running", attempt):
                 return None
-            place = self.layout.run(line["expert"], skill)
-            start = run_status.read_start(place.folder, line["run_id"])
-            whole = start and line["handle"] and start.job_pid and place.progress.exists()
+            run_paths = self.graph_paths.run(line["expert"], skill)
+            start = run_status.read_start(run_paths.folder, line["run_id"])
+            whole = start and line["handle"] and start.job_pid and run_paths.progress.exists()
             return start if whole and start and start.runner_pid != not_pid else None
 
         return until(found, seconds=DEADLINE_SECONDS)
@@ -125,7 +125,7 @@ class ChaosPlace(Place):
     ) -> Trial:
         """What came of it; `calls_for` says how often a skill should have been started, if not
         once."""
-        manifest = ExpertStore(self.layout).manifest()
+        manifest = ExpertStore(self.graph_paths).manifest()
         statuses = Counter(self.statuses().values())
         starts = Counter(self.launches())
         return Trial(
@@ -139,8 +139,8 @@ class ChaosPlace(Place):
 
     def leftovers(self) -> list[Path]:
         """Live run folders and half-made things of a graph in which nothing runs."""
-        root = self.layout.root
-        found = [*self.layout.training_runs.glob("skill_*")]
+        root = self.graph_paths.root
+        found = [*self.graph_paths.training_runs.glob("skill_*")]
         for pattern in ("*.trash", "*.part", ".tmp-*"):
             found += root.rglob(pattern)
         return found

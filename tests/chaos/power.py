@@ -78,24 +78,24 @@ class PowerBench(Bench):
         """Cut at this operation, or once the act has ended; what had ended must still be there."""
         ended = at == self.tally.operations
         with disk.mounted() as root:
-            self.start.lay_out(self.layout.root)
+            self.start.lay_out(self.graph_paths.root)
             os.sync()
             self.shim.mount = root
-            met = self.shim.meet(self.layout.root, mode, at, self._until_the_end)
+            met = self.shim.meet(self.graph_paths.root, mode, at, self._until_the_end)
         where = f"{self.scenario.name}, {mode.name} at {at} ({met.where})"
         self.tally.faults[mode.name] += 1
         if not met.met or met.end is not End.KILLED or "no power cut" in met.where:
             self.tally.blame("wrong errors", where, met)
         with disk.mounted():
             self._check_reading(where)
-            if ended and self.scenario.look(self.layout) != self.readings[1]:
+            if ended and self.scenario.look(self.graph_paths) != self.readings[1]:
                 self.tally.blame("wrong end states", where, "what was done is undone")
             self._check_recovery(Mode.KILL_BEFORE, at, where)
-            if left := leftovers(self.layout.root):
+            if left := leftovers(self.graph_paths.root):
                 self.tally.blame("leftovers", where, left)
 
     def _until_the_end(self) -> None:
-        self.scenario.act(self.layout)
+        self.scenario.act(self.graph_paths)
         self.shim.die()
 
 

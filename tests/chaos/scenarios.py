@@ -107,69 +107,69 @@ def scenarios(policies: Sequence[MergePolicyName]) -> list[Scenario]:
 # --- readers
 
 
-def look(layout: GraphPaths) -> Any:
+def look(graph_paths: GraphPaths) -> Any:
     """What counts in a graph: every expert verified, every record whole, the ledger once."""
-    store = ExpertStore(layout)
+    store = ExpertStore(graph_paths)
     present = store.manifest()
     assert len(set(present.merged)) == len(present.merged), present.merged
-    for generation in manifests.generations(layout):
-        manifests.read_file(manifests.history_file(layout, generation))
-    for place in live_runs(layout):
-        run = read_run(place)
+    for generation in manifests.generations(graph_paths):
+        manifests.read_file(manifests.history_file(graph_paths, generation))
+    for run_paths in live_runs(graph_paths):
+        run = read_run(run_paths)
         for local, expert in enumerate(run.experts):
             for ancestor in run.ancestors:
                 if ancestor.index == expert:
-                    assert storage.tree_digest(place.seed(local)) == ancestor.sha256
-    return contents(layout), present.merged
+                    assert storage.tree_digest(run_paths.seed(local)) == ancestor.sha256
+    return contents(graph_paths), present.merged
 
 
-def everything(layout: GraphPaths) -> Any:
+def everything(graph_paths: GraphPaths) -> Any:
     """Every file of the graph, byte for byte."""
-    return content(layout.root)
+    return content(graph_paths.root)
 
 
-def _recovered(layout: GraphPaths, act: Work, policy: MergePolicyName = "frame_count") -> None:
-    merge_finished(layout, MERGE_RULES[policy])
-    act(layout)
+def _recovered(graph_paths: GraphPaths, act: Work, policy: MergePolicyName = "frame_count") -> None:
+    merge_finished(graph_paths, MERGE_RULES[policy])
+    act(graph_paths)
 
 
 # --- merging
 
 
-def trained(layout: GraphPaths) -> None:
+def trained(graph_paths: GraphPaths) -> None:
     """Experts 0 (50 frames) and 1 (20 frames)."""
-    train(layout, WOOD, 0, {}, acted={0: 50})
-    train(layout, TABLE, 1, {WOOD: 0}, acted={1: 20})
+    train(graph_paths, WOOD, 0, {}, acted={0: 50})
+    train(graph_paths, TABLE, 1, {WOOD: 0}, acted={1: 20})
 
 
-def _conflict(policy: MergePolicyName, layout: GraphPaths) -> None:
+def _conflict(policy: MergePolicyName, graph_paths: GraphPaths) -> None:
     """A finished run of the pickaxe, whose ancestor another run has improved meanwhile."""
-    trained(layout)
-    ready = prepare(layout, PICKAXE, 4, COMPLETED)
-    other = prepare(layout, SWORD, 5, COMPLETED)
-    finish(other.layout, {0: 8, 5: 5})
-    process_completed_training(other.run_folder, SWORD, 5, layout.root)
-    finish(ready.layout, {0: 30, 4: 30})
-    files = (ready.layout.tensorboard / "events", ready.layout.wandb / "run" / "run.wandb")
+    trained(graph_paths)
+    ready = prepare(graph_paths, PICKAXE, 4, COMPLETED)
+    other = prepare(graph_paths, SWORD, 5, COMPLETED)
+    finish(other.run_paths, {0: 8, 5: 5})
+    process_completed_training(other.run_folder, SWORD, 5, graph_paths.root)
+    finish(ready.run_paths, {0: 30, 4: 30})
+    files = (ready.run_paths.tensorboard / "events", ready.run_paths.wandb / "run" / "run.wandb")
     for file in files:
         file.parent.mkdir(parents=True)
         file.write_text("kept")
-    (ready.layout.wandb / "latest").symlink_to("run")
-    ready.layout.older_training_log.write_text("older")
-    _find_out(policy, layout, ready)
+    (ready.run_paths.wandb / "latest").symlink_to("run")
+    ready.run_paths.older_training_log.write_text("older")
+    _find_out(policy, graph_paths, ready)
 
 
-def _find_out(policy: MergePolicyName, layout: GraphPaths, ready: PreparedRun) -> None:
+def _find_out(policy: MergePolicyName, graph_paths: GraphPaths, ready: PreparedRun) -> None:
     """Answer what the policy will ask, as the program that compares experts would have."""
-    run, place = ready.run, ready.layout
-    candidates = verified_candidates(place, run, "acted")
-    questions = ExpertStore(layout).questions(run.run_id, candidates, rule=MERGE_RULES[policy])
+    run, run_paths = ready.run, ready.run_paths
+    candidates = verified_candidates(run_paths, run, "acted")
+    questions = ExpertStore(graph_paths).questions(run.run_id, candidates, rule=MERGE_RULES[policy])
     if not questions:
         return
-    folder = storage.make_dir(layout.comparisons / run.run_id)
+    folder = storage.make_dir(graph_paths.comparisons / run.run_id)
     answered = Comparison(
         run_id=run.run_id,
-        run_folder=place.folder.name,
+        run_folder=run_paths.folder.name,
         expert=run.expert,
         limit_seconds=comparisons.LIMIT_SECONDS,
         questions=questions,
@@ -190,10 +190,10 @@ def _answer(comparison_folder: Path, question: Question) -> Evidence:
     )
 
 
-def _merge_pickaxe(policy: MergePolicyName, layout: GraphPaths) -> Any:
-    folder = layout.run(4, PICKAXE).folder
+def _merge_pickaxe(policy: MergePolicyName, graph_paths: GraphPaths) -> Any:
+    folder = graph_paths.run(4, PICKAXE).folder
     return process_completed_training(
-        folder, PICKAXE, 4, layout.root, merge_policy=MERGE_RULES[policy]
+        folder, PICKAXE, 4, graph_paths.root, merge_policy=MERGE_RULES[policy]
     )
 
 
@@ -209,14 +209,14 @@ def _merge(policy: MergePolicyName) -> Scenario:
     )
 
 
-def _killed_at(point: str, policy: MergePolicyName, layout: GraphPaths) -> None:
+def _killed_at(point: str, policy: MergePolicyName, graph_paths: GraphPaths) -> None:
     """A merge that a fault ended there, as a kill would have: nothing was tidied up."""
-    _conflict(policy, layout)
+    _conflict(policy, graph_paths)
     child = os.fork()
     if child == 0:
         os.environ["FLOWRL_FAULT"] = f"{point}:kill"
         with suppress(BaseException):
-            _merge_pickaxe(policy, layout)
+            _merge_pickaxe(policy, graph_paths)
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 9
 
@@ -234,8 +234,8 @@ def _archive(policy: MergePolicyName) -> Scenario:
 
 
 def _recover(policy: MergePolicyName) -> Scenario:
-    def act(layout: GraphPaths) -> Any:
-        return merge_finished(layout, MERGE_RULES[policy])
+    def act(graph_paths: GraphPaths) -> Any:
+        return merge_finished(graph_paths, MERGE_RULES[policy])
 
     return Scenario(
         name=f"recovery ({policy})",
@@ -250,24 +250,26 @@ def _recover(policy: MergePolicyName) -> Scenario:
 # --- run folders
 
 
-def _with_dead_attempt(layout: GraphPaths) -> None:
-    trained(layout)
-    prepare(layout, PICKAXE, 4, COMPLETED)
+def _with_dead_attempt(graph_paths: GraphPaths) -> None:
+    trained(graph_paths)
+    prepare(graph_paths, PICKAXE, 4, COMPLETED)
 
 
 def _prepare() -> Scenario:
-    def act(layout: GraphPaths) -> Any:
-        return prepare(layout, PICKAXE, 4, COMPLETED, attempt=2)
+    def act(graph_paths: GraphPaths) -> Any:
+        return prepare(graph_paths, PICKAXE, 4, COMPLETED, attempt=2)
 
-    def end(layout: GraphPaths) -> Any:
+    def end(graph_paths: GraphPaths) -> Any:
         """One whole run folder of the attempt, and the attempts before it."""
-        place = layout.run(4, PICKAXE)
-        names = sorted(path.relative_to(place.folder) for path in place.folder.rglob("*"))
-        present = {path.name for path in layout.training_runs.iterdir()}
-        assert present == {"failed", place.folder.name}, present
-        kept = {path.name.rpartition(".attempt")[2][0] for path in layout.failed_runs.iterdir()}
+        run_paths = graph_paths.run(4, PICKAXE)
+        names = sorted(path.relative_to(run_paths.folder) for path in run_paths.folder.rglob("*"))
+        present = {path.name for path in graph_paths.training_runs.iterdir()}
+        assert present == {"failed", run_paths.folder.name}, present
+        kept = {
+            path.name.rpartition(".attempt")[2][0] for path in graph_paths.failed_runs.iterdir()
+        }
         assert "1" in kept <= {"1", "2"}, kept
-        return look(layout), read_run(place).attempt, names
+        return look(graph_paths), read_run(run_paths).attempt, names
 
     return Scenario(
         name="prepare",
@@ -280,19 +282,19 @@ def _prepare() -> Scenario:
 
 
 def _fail() -> Scenario:
-    def build(layout: GraphPaths) -> None:
+    def build(graph_paths: GraphPaths) -> None:
         for attempt in range(1, KEPT_FAILURES + 2):
-            prepare(layout, WOOD, 0, {}, attempt=attempt)
+            prepare(graph_paths, WOOD, 0, {}, attempt=attempt)
 
-    def act(layout: GraphPaths) -> Any:
-        return fail_run(layout, 0, WOOD)
+    def act(graph_paths: GraphPaths) -> Any:
+        return fail_run(graph_paths, 0, WOOD)
 
-    def end(layout: GraphPaths) -> Any:
-        assert not list(live_runs(layout))
-        names = sorted(path.name for path in layout.failed_runs.iterdir())
+    def end(graph_paths: GraphPaths) -> Any:
+        assert not list(live_runs(graph_paths))
+        names = sorted(path.name for path in graph_paths.failed_runs.iterdir())
         # One that was moved before the fault may not have pushed the oldest out yet.
         assert len(names) <= KEPT_FAILURES + 1, names
-        return look(layout), _last(names)
+        return look(graph_paths), _last(names)
 
     return Scenario(
         name="fail", build=build, act=act, again=partial(_recovered, act=act), look=look, end=end
@@ -304,15 +306,15 @@ def _last(names: list[str]) -> list[str]:
 
 
 def _resume() -> Scenario:
-    def build(layout: GraphPaths) -> None:
-        place = prepare(layout, WOOD, 0, {}).layout
-        for path in (place.start_json, place.exit_json, place.result_json):
+    def build(graph_paths: GraphPaths) -> None:
+        run_paths = prepare(graph_paths, WOOD, 0, {}).run_paths
+        for path in (run_paths.start_json, run_paths.exit_json, run_paths.result_json):
             path.write_text("{}\n")
-        (place.resume / "0").mkdir(parents=True)
-        (place.resume / "0" / "d0").write_text("arrays")
+        (run_paths.resume / "0").mkdir(parents=True)
+        (run_paths.resume / "0" / "d0").write_text("arrays")
 
-    def act(layout: GraphPaths) -> None:
-        clear_for_launch(layout.run(0, WOOD))
+    def act(graph_paths: GraphPaths) -> None:
+        clear_for_launch(graph_paths.run(0, WOOD))
 
     return Scenario(name="resume", build=build, act=act, again=act, look=look, end=everything)
 
@@ -320,13 +322,13 @@ def _resume() -> Scenario:
 # --- rounds of replicas
 
 
-def _rounds(layout: GraphPaths) -> Rounds:
-    return Rounds(layout.root / "rounds")
+def _rounds(graph_paths: GraphPaths) -> Rounds:
+    return Rounds(graph_paths.root / "rounds")
 
 
-def _look_at_round(layout: GraphPaths) -> Any:
+def _look_at_round(graph_paths: GraphPaths) -> Any:
     """The newest round and its arrays; every offer for the next is whole."""
-    rounds = _rounds(layout)
+    rounds = _rounds(graph_paths)
     if (newest := rounds.newest()) is None:
         return None
     mean = rounds.mean(newest)
@@ -335,13 +337,13 @@ def _look_at_round(layout: GraphPaths) -> Any:
     return newest.number, newest.digest, tuple(offers)
 
 
-def _begin_rounds(layout: GraphPaths) -> None:
-    rounds = _rounds(layout)
+def _begin_rounds(graph_paths: GraphPaths) -> None:
+    rounds = _rounds(graph_paths)
     rounds.commit(Round(number=0, acted=(0, 0, 0)), stand_in.first_mean())
 
 
-def _make_offer(layout: GraphPaths, replica: int = 1) -> None:
-    rounds = _rounds(layout)
+def _make_offer(graph_paths: GraphPaths, replica: int = 1) -> None:
+    rounds = _rounds(graph_paths)
     base = rounds.newest()
     assert base is not None
     arrays = stand_in.learned(rounds.mean(base), base.number, replica)
@@ -349,18 +351,18 @@ def _make_offer(layout: GraphPaths, replica: int = 1) -> None:
     rounds.offer(base.number + 1, stand_in.offer_of(base, replica), arrays, state)
 
 
-def _two_rounds_and_offers(layout: GraphPaths) -> None:
-    _begin_rounds(layout)
+def _two_rounds_and_offers(graph_paths: GraphPaths) -> None:
+    _begin_rounds(graph_paths)
     for _ in range(2):  # the third round removes the first
-        _make_offer(layout, 0)
-        _make_offer(layout, 1)
-        _fold_round(layout)
-    _make_offer(layout, 0)
-    _make_offer(layout, 1)
+        _make_offer(graph_paths, 0)
+        _make_offer(graph_paths, 1)
+        _fold_round(graph_paths)
+    _make_offer(graph_paths, 0)
+    _make_offer(graph_paths, 1)
 
 
-def _fold_round(layout: GraphPaths, target: int | None = None) -> None:
-    rounds = _rounds(layout)
+def _fold_round(graph_paths: GraphPaths, target: int | None = None) -> None:
+    rounds = _rounds(graph_paths)
     base = rounds.newest()
     assert base is not None
     rounds.collect(base)
@@ -404,16 +406,16 @@ def _round() -> Scenario:
 
 
 def _collect() -> Scenario:
-    def build(layout: GraphPaths) -> None:
-        trained(layout)
-        prepare(layout, SWORD, 3, COMPLETED)
-        store = ExpertStore(layout)
+    def build(graph_paths: GraphPaths) -> None:
+        trained(graph_paths)
+        prepare(graph_paths, SWORD, 3, COMPLETED)
+        store = ExpertStore(graph_paths)
         for _ in range(manifests.KEPT_GENERATIONS + 3):
             present = store.manifest().experts[0]
             train_once_more(store, present.frames + 1)
 
-    def act(layout: GraphPaths) -> Any:
-        return ExpertStore(layout).collect_garbage(pinned_versions(layout))
+    def act(graph_paths: GraphPaths) -> Any:
+        return ExpertStore(graph_paths).collect_garbage(pinned_versions(graph_paths))
 
     return Scenario(
         name="garbage",
@@ -427,7 +429,7 @@ def _collect() -> Scenario:
 
 def train_once_more(store: ExpertStore, frames: int) -> None:
     """A new version of expert 0 without any collection of garbage."""
-    place = store.layout.root / "made"
+    place = store.graph_paths.root / "made"
     before = store.manifest()
     version = dataclasses.replace(
         before.experts[0],
@@ -441,8 +443,8 @@ def train_once_more(store: ExpertStore, frames: int) -> None:
 
 
 def _roll_back() -> Scenario:
-    def act(layout: GraphPaths) -> Any:
-        store = ExpertStore(layout)
+    def act(graph_paths: GraphPaths) -> Any:
+        store = ExpertStore(graph_paths)
         if set(store.manifest().experts) != {0}:
             repair.rollback(store, 1)
 
@@ -459,46 +461,46 @@ def _roll_back() -> Scenario:
 # --- sweeps
 
 
-def _sweep_paths(layout: GraphPaths) -> SweepPaths:
-    return SweepPaths(layout.sweeps / "s")
+def _sweep_paths(graph_paths: GraphPaths) -> SweepPaths:
+    return SweepPaths(graph_paths.sweeps / "s")
 
 
-def _create(layout: GraphPaths) -> Sweep:
+def _create(graph_paths: GraphPaths) -> Sweep:
     """A sweep of the table, which needs wood."""
-    paths = _sweep_paths(layout)
-    if paths.sweep_json.exists():
-        return open_sweep(paths)
-    return create_sweep(paths, a_record(skill=TABLE, expert=1), layout, GRAPH)
+    sweep_paths = _sweep_paths(graph_paths)
+    if sweep_paths.sweep_json.exists():
+        return open_sweep(sweep_paths)
+    return create_sweep(sweep_paths, a_record(skill=TABLE, expert=1), graph_paths, GRAPH)
 
 
-def _begin_trial(layout: GraphPaths) -> None:
-    sweep = _create(layout)
-    remove_leftovers(sweep.paths)
+def _begin_trial(graph_paths: GraphPaths) -> None:
+    sweep = _create(graph_paths)
+    remove_leftovers(sweep.sweep_paths)
     if not sweep.run(0).folder.exists():
         prepare_trial(sweep, GRAPH, propose(sweep, [], 0))
 
 
-def _tried(layout: GraphPaths) -> Any:
+def _tried(graph_paths: GraphPaths) -> Any:
     """What the records of the sweep say; every seed of a trial is the expert that is pinned."""
-    paths = _sweep_paths(layout)
-    if not paths.sweep_json.exists():
+    sweep_paths = _sweep_paths(graph_paths)
+    if not sweep_paths.sweep_json.exists():
         return None
-    tried, left_out = read_trials(open_sweep(paths))
+    tried, left_out = read_trials(open_sweep(sweep_paths))
     assert not left_out, left_out
-    store = ExpertStore(paths)
+    store = ExpertStore(sweep_paths)
     for version in store.manifest().experts.values():
         store.verify(version)
     return tried
 
 
-def _begun(layout: GraphPaths) -> None:
+def _begun(graph_paths: GraphPaths) -> None:
     """Create the sweep, and clear up as its start does."""
-    remove_leftovers(_create(layout).paths)
+    remove_leftovers(_create(graph_paths).sweep_paths)
 
 
 def _begin_sweep() -> Scenario:
-    def end(layout: GraphPaths) -> Any:
-        return _tried(layout), content(_sweep_paths(layout).root)
+    def end(graph_paths: GraphPaths) -> Any:
+        return _tried(graph_paths), content(_sweep_paths(graph_paths).root)
 
     return Scenario(
         name="begin a sweep", build=trained, act=_create, again=_begun, look=_tried, end=end
@@ -506,13 +508,13 @@ def _begin_sweep() -> Scenario:
 
 
 def _propose() -> Scenario:
-    def build(layout: GraphPaths) -> None:
-        trained(layout)
-        _create(layout)
+    def build(graph_paths: GraphPaths) -> None:
+        trained(graph_paths)
+        _create(graph_paths)
 
-    def end(layout: GraphPaths) -> Any:
-        folder = _sweep_paths(layout).trial(0, 1).folder
-        return _tried(layout), sorted(path.relative_to(folder) for path in folder.rglob("*"))
+    def end(graph_paths: GraphPaths) -> Any:
+        folder = _sweep_paths(graph_paths).trial(0, 1).folder
+        return _tried(graph_paths), sorted(path.relative_to(folder) for path in folder.rglob("*"))
 
     return Scenario(
         name="begin a trial",
@@ -525,17 +527,17 @@ def _propose() -> Scenario:
 
 
 def _end_trial() -> Scenario:
-    def build(layout: GraphPaths) -> None:
-        trained(layout)
-        _begin_trial(layout)
-        finish(open_sweep(_sweep_paths(layout)).run(0), {1: 50})
+    def build(graph_paths: GraphPaths) -> None:
+        trained(graph_paths)
+        _begin_trial(graph_paths)
+        finish(open_sweep(_sweep_paths(graph_paths)).run(0), {1: 50})
 
-    def act(layout: GraphPaths) -> Any:
-        write_outcome(open_sweep(_sweep_paths(layout)), 0)
+    def act(graph_paths: GraphPaths) -> Any:
+        write_outcome(open_sweep(_sweep_paths(graph_paths)), 0)
 
-    def again(layout: GraphPaths) -> None:
-        remove_leftovers(_sweep_paths(layout))
-        act(layout)
+    def again(graph_paths: GraphPaths) -> None:
+        remove_leftovers(_sweep_paths(graph_paths))
+        act(graph_paths)
 
     return Scenario(
         name="end a trial", build=build, act=act, again=again, look=_tried, end=everything
@@ -557,28 +559,28 @@ def _state(attempt: int) -> SchedulerState:
     return state_of_entries(entries, next_expert=len(entries))
 
 
-def _save(layout: GraphPaths, attempt: int = 2) -> None:
-    StateFile(layout.scheduler_state).save(_state(attempt))
+def _save(graph_paths: GraphPaths, attempt: int = 2) -> None:
+    StateFile(graph_paths.scheduler_state).save(_state(attempt))
 
 
-def _saved(layout: GraphPaths) -> Any:
-    state = StateFile(layout.scheduler_state).load()
+def _saved(graph_paths: GraphPaths) -> Any:
+    state = StateFile(graph_paths.scheduler_state).load()
     return None if state is None else state.entries["Skill 0"]
 
 
 def _small() -> list[Scenario]:
-    def tell(layout: GraphPaths) -> None:
-        notices.publish(layout, "disk", "full")
-        notices.withdraw(layout, "old")
+    def tell(graph_paths: GraphPaths) -> None:
+        notices.publish(graph_paths, "disk", "full")
+        notices.withdraw(graph_paths, "old")
 
-    def shown(layout: GraphPaths) -> None:
+    def shown(graph_paths: GraphPaths) -> None:
         """Each notice is whole; the two are not written at one stroke."""
-        found = notices.read(layout)
+        found = notices.read(graph_paths)
         assert set(found.values()) <= {"full", "long gone"}, found
 
-    def asked(layout: GraphPaths) -> Any:
+    def asked(graph_paths: GraphPaths) -> Any:
         """How often the request was understood; a user who saw it fail may ask twice."""
-        found = [storage.read_json(path) for path in sorted(layout.requests.glob("*.json"))]
+        found = [storage.read_json(path) for path in sorted(graph_paths.requests.glob("*.json"))]
         assert all(facts["skill"] == WOOD for facts in found), found
         return bool(found)
 
@@ -592,19 +594,21 @@ def _small() -> list[Scenario]:
     )
     request = Scenario(
         name="request",
-        build=lambda layout: None,
-        act=lambda layout: send_request(layout, Verb.RETRY, WOOD),
-        again=partial(_recovered, act=lambda layout: send_request(layout, Verb.RETRY, WOOD)),
+        build=lambda graph_paths: None,
+        act=lambda graph_paths: send_request(graph_paths, Verb.RETRY, WOOD),
+        again=partial(
+            _recovered, act=lambda graph_paths: send_request(graph_paths, Verb.RETRY, WOOD)
+        ),
         look=asked,
         end=asked,
     )
     notice = Scenario(
         name="notice",
-        build=lambda layout: notices.publish(layout, "old", "long gone"),
+        build=lambda graph_paths: notices.publish(graph_paths, "old", "long gone"),
         act=tell,
         again=partial(_recovered, act=tell),
         look=shown,
         end=everything,
     )
-    return [save, dataclasses.replace(save, name="first save", build=lambda layout: None), request,
-            notice]  # fmt: skip
+    first_save = dataclasses.replace(save, name="first save", build=lambda graph_paths: None)
+    return [save, first_save, request, notice]

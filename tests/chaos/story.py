@@ -26,7 +26,7 @@ class TellingScheduler(SkillScheduler):
     """Tells once that it has begun to wait."""
 
     def wait(self) -> None:
-        mark = self.layout.root.parent / f"ready.{os.getpid()}"
+        mark = self.graph_paths.root.parent / f"ready.{os.getpid()}"
         if not mark.exists():
             part = mark.with_suffix(".part")
             part.write_text(f"{time.time()} {time.process_time()}")

@@ -54,47 +54,47 @@ def _merge_with_ever_more(root: Path, limit: Limit, amounts: Sequence[int]) -> N
     """A merge with so little of something fails and changes nothing, until there is enough."""
     merge = next(s for s in scenarios(("frame_count",)) if s.name.startswith("merge"))
     logging.disable(logging.CRITICAL)
-    layout = GraphPaths(root)
+    graph_paths = GraphPaths(root)
     root.mkdir()
-    merge.build(layout)
-    start, before = Frozen.of(root), merge.look(layout)
-    merge.again(layout)
-    after, wanted = merge.look(layout), merge.end(layout)
+    merge.build(graph_paths)
+    start, before = Frozen.of(root), merge.look(graph_paths)
+    merge.again(graph_paths)
+    after, wanted = merge.look(graph_paths), merge.end(graph_paths)
     ends = []
     for amount in amounts:
         start.lay_out(root)
-        ends.append(in_child(lambda amount=amount: limit(amount, merge.act, layout)))
-        assert merge.look(layout) in (before, after), amount
+        ends.append(in_child(lambda amount=amount: limit(amount, merge.act, graph_paths)))
+        assert merge.look(graph_paths) in (before, after), amount
         assert not leftovers(root, parts_only=True), amount
         (root.parent / "filler").unlink(missing_ok=True)
-        merge.again(layout)
-        assert merge.end(layout) == wanted, amount
+        merge.again(graph_paths)
+        assert merge.end(graph_paths) == wanted, amount
         assert not leftovers(root), amount
     assert set(ends) == {DONE, FAILED}, ends
     assert ends == sorted(ends, reverse=True), "more is enough"
     assert ends.count(FAILED) > 2, ends
 
 
-def _descriptors(spare: int, act: Work, layout: GraphPaths) -> None:
+def _descriptors(spare: int, act: Work, graph_paths: GraphPaths) -> None:
     """The act with so many descriptors left; being refused one ends it as an injected fault."""
     free = os.dup(0)
     os.close(free)
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (free + spare, hard))
-    _limited(errno.EMFILE, act, layout)
+    _limited(errno.EMFILE, act, graph_paths)
 
 
-def _kilobytes(left: int, act: Work, layout: GraphPaths) -> None:
+def _kilobytes(left: int, act: Work, graph_paths: GraphPaths) -> None:
     """The act with so much room left on the disk."""
-    facts = os.statvfs(layout.root)
-    with (layout.root.parent / "filler").open("wb") as filler:
+    facts = os.statvfs(graph_paths.root)
+    with (graph_paths.root.parent / "filler").open("wb") as filler:
         filler.write(bytes(facts.f_bavail * facts.f_frsize - left * 1024))
-    _limited(errno.ENOSPC, act, layout)
+    _limited(errno.ENOSPC, act, graph_paths)
 
 
-def _limited(number: int, act: Work, layout: GraphPaths) -> None:
+def _limited(number: int, act: Work, graph_paths: GraphPaths) -> None:
     try:
-        act(layout)
+        act(graph_paths)
     except OSError as error:
         if error.errno != number:
             raise

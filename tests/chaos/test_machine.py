@@ -47,7 +47,7 @@ def test_a_folder_that_two_hosts_may_share_is_refused(start, tmp_path, monkeypat
     scheduler = start()
     with pytest.raises(ConfigError, match=f"is on {kind}.*choose a --graph_path on a local disk"):
         scheduler.add_skill("A")
-    assert not scheduler.layout.scheduler_state.exists()
+    assert not scheduler.graph_paths.scheduler_state.exists()
 
 
 @pytest.mark.parametrize("jump", [-3650 * DAY, -DAY, DAY, 3650 * DAY], ids=lambda jump: f"{jump:g}")
@@ -153,8 +153,8 @@ def test_a_graph_that_is_moved_while_it_trains_goes_on_in_its_new_place(tmp_path
     flags += ("--retry_backoff=0.05", "--scheduler_poll_interval=0.5")
     daemon = place.start(*flags)
     until(lambda: place.lines().get(WOOD, {}).get("handle"), seconds=60)
-    old = place.layout.root
-    place.layout = GraphPaths(old.rename(tmp_path / "moved"))
+    old = place.graph_paths.root
+    place.graph_paths = GraphPaths(old.rename(tmp_path / "moved"))
     code, said = ended(daemon)
     assert code == EXIT_BUSY
     assert "daemon.lock was deleted or replaced" in said
@@ -169,8 +169,8 @@ def test_a_graph_that_is_moved_while_it_trains_goes_on_in_its_new_place(tmp_path
 def test_a_daemon_without_descriptors_takes_requests_later(start, world):
     scheduler = start()
     scheduler.add_skill("A")
-    send_request(scheduler.layout, Verb.PAUSE, "A")
-    inbox = Inbox(scheduler.layout)
+    send_request(scheduler.graph_paths, Verb.PAUSE, "A")
+    inbox = Inbox(scheduler.graph_paths)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
     try:

@@ -153,14 +153,14 @@ def slot_given(place: ChaosPlace, chance: random.Random):
 def second_scheduler(place: ChaosPlace, chance: random.Random):
     """A second scheduler on the folder: exit code 75 and the first one's pid and host."""
     daemon = place.gated()
-    before = place.layout.scheduler_state.read_bytes()
+    before = place.graph_paths.scheduler_state.read_bytes()
     code, said = ended(place.start(TO_TABLE))
     assert code == EXIT_BUSY, said
     assert f"process {daemon.pid} on {os.uname().nodename}" in said
-    assert place.layout.scheduler_state.read_bytes() == before
+    assert place.graph_paths.scheduler_state.read_bytes() == before
     began = time.monotonic()
     with pytest.raises(BusyError, match=f"process {daemon.pid} on "):
-        DaemonLock(place.layout.daemon_lock).acquire()
+        DaemonLock(place.graph_paths.daemon_lock).acquire()
     return [_ended_well(place, daemon, "a second scheduler (its claim alone)", millis_since(began))]
 
 
@@ -190,7 +190,7 @@ def user_meddles(place: ChaosPlace, chance: random.Random):
 def term_in_mid_merge(place: ChaosPlace, chance: random.Random):
     """SIGTERM while a merge waits for its lock: the merge is finished by whoever comes next."""
     daemon = place.gated()
-    with locks.held(place.layout.global_lock, timeout_seconds=10):
+    with locks.held(place.graph_paths.global_lock, timeout_seconds=10):
         place.open("gate")
         place.comes_to(WOOD, "merging")
         daemon.send_signal(signal.SIGTERM)
@@ -253,7 +253,7 @@ def _held_and_retried(
     millis = millis_since(began)
     assert ended(daemon)[0] == 1, "nothing is left that could move"
     with contextlib.redirect_stdout(io.StringIO()):
-        assert cli.main(["retry", WOOD, "--graph-path", str(place.layout.root)]) == 0
+        assert cli.main(["retry", WOOD, "--graph-path", str(place.graph_paths.root)]) == 0
     daemon = place.start(TO_TABLE)
     trial = _ended_well(place, daemon, fault, millis, again=True)
     assert place.line(WOOD)["run_id"] == held["run_id"]

@@ -16,19 +16,19 @@ from tests.parallel.making import LIBRARY, TABLE, WOOD, train
 @pytest.fixture(scope="session")
 def template(tmp_path_factory) -> GraphPaths:
     """Expert 0 in two versions, of generations 1 and 3, and expert 1 in one of generation 2."""
-    layout = GraphPaths(tmp_path_factory.mktemp("template") / "graph")
-    book = SkillSources(layout)
-    train(layout, WOOD, 0, {}, acted={0: 50})
-    train(layout, TABLE, 1, {WOOD: 0}, acted={1: 20})
-    train(layout, WOOD, 0, {}, acted={0: 20})
+    graph_paths = GraphPaths(tmp_path_factory.mktemp("template") / "graph")
+    book = SkillSources(graph_paths)
+    train(graph_paths, WOOD, 0, {}, acted={0: 50})
+    train(graph_paths, TABLE, 1, {WOOD: 0}, acted={1: 20})
+    train(graph_paths, WOOD, 0, {}, acted={0: 20})
     for skill in (WOOD, TABLE):
         book.record(LIBRARY[skill])
-    records.write(layout.config_json, {"format": 1, "env_name": "Craftax-Classic-Symbolic-v1"})
-    recover_state(layout)
-    return layout
+    records.write(graph_paths.config_json, {"format": 1, "env_name": "Craftax-Classic-Symbolic-v1"})
+    recover_state(graph_paths)
+    return graph_paths
 
 
 @pytest.fixture
-def graph(template, tmp_path) -> GraphPaths:
+def graph_paths(template, tmp_path) -> GraphPaths:
     shutil.copytree(template.root, tmp_path / "graph")
     return GraphPaths(tmp_path / "graph")

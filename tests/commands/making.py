@@ -40,15 +40,15 @@ def save(root: Path, *skills: tuple[str, Status] | tuple[str, Status, tuple[str,
         )
         for number, (name, status, *needs) in enumerate(skills)
     ]
-    layout = GraphPaths(root)
+    graph_paths = GraphPaths(root)
     storage.make_dir(root)
     state = state_of_entries(entries, next_expert=len(entries))
-    StateFile(layout.scheduler_state).save(state)
-    return layout
+    StateFile(graph_paths.scheduler_state).save(state)
+    return graph_paths
 
 
-def tell_progress(place: RunPaths, run_id: str = "e0.a1.x", **changes) -> Progress:
-    storage.make_dir(place.folder)
+def tell_progress(run_paths: RunPaths, run_id: str = "e0.a1.x", **changes) -> Progress:
+    storage.make_dir(run_paths.folder)
     facts = {
         "run_id": run_id,
         "updates": 4,
@@ -61,7 +61,7 @@ def tell_progress(place: RunPaths, run_id: str = "e0.a1.x", **changes) -> Progre
         "updated_at": time.time(),
     }
     progress = Progress(**{**facts, **changes})
-    runs.write_progress(place, progress)
+    runs.write_progress(run_paths, progress)
     return progress
 
 

@@ -18,12 +18,12 @@ def flowrl(capsys, *words) -> tuple[int, str]:
     return code, said.out + said.err
 
 
-def fsck(capsys, layout: GraphPaths, *flags: str) -> tuple[int, str]:
-    return flowrl(capsys, "fsck", layout.root, *flags)
+def fsck(capsys, graph_paths: GraphPaths, *flags: str) -> tuple[int, str]:
+    return flowrl(capsys, "fsck", graph_paths.root, *flags)
 
 
-def statuses(layout: GraphPaths) -> dict[str, str]:
-    state = StateFile(layout.scheduler_state).load()
+def statuses(graph_paths: GraphPaths) -> dict[str, str]:
+    state = StateFile(graph_paths.scheduler_state).load()
     assert state is not None
     return {entry.skill: entry.status.kind for entry in state.entries.values()}
 
@@ -35,14 +35,14 @@ def flip(path: Path, bit: int = 0) -> None:
     path.write_bytes(content)
 
 
-def version_file(layout: GraphPaths, expert: int, generation: int | None = None) -> Path:
-    store = ExpertStore(layout)
+def version_file(graph_paths: GraphPaths, expert: int, generation: int | None = None) -> Path:
+    store = ExpertStore(graph_paths)
     known = store.manifest()
     if generation is not None:
-        known = manifests.read_file(manifests.history_file(layout, generation))
+        known = manifests.read_file(manifests.history_file(graph_paths, generation))
     return store.path_of(known.experts[expert]) / "arrays" / "d0"
 
 
-def write_ahead(layout: GraphPaths) -> None:
-    present = ExpertStore(layout).manifest()
-    manifests.write_history(layout, present.after("dead", {}))
+def write_ahead(graph_paths: GraphPaths) -> None:
+    present = ExpertStore(graph_paths).manifest()
+    manifests.write_history(graph_paths, present.after("dead", {}))

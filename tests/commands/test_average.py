@@ -45,7 +45,7 @@ def versions(tmp_path):
         ancestor = store.commit(f"e0.a{number}.x", [candidate], rule=frame_count).manifest.experts[
             0
         ]
-    return sorted(store.layout.expert_folder(0, "Skill 0").iterdir())
+    return sorted(store.graph_paths.expert_folder(0, "Skill 0").iterdir())
 
 
 def test_two_versions_of_an_expert_are_averaged_by_weights(versions, tmp_path, capsys):
@@ -63,8 +63,8 @@ def test_what_two_runs_left_is_averaged_if_they_began_with_one_version(versions,
     ancestor = ExpertStore(GraphPaths(tmp_path / "graph")).manifest().experts[0]
     finals = []
     for number in (1, 2):
-        place = RunPaths(tmp_path / f"run{number}", number)
-        place.folder.mkdir()
+        run_paths = RunPaths(tmp_path / f"run{number}", number)
+        run_paths.folder.mkdir()
         run = TrainingRun(
             run_id=f"e{number}.a1.x",
             skill=f"Skill {number}",
@@ -75,8 +75,8 @@ def test_what_two_runs_left_is_averaged_if_they_began_with_one_version(versions,
             ancestors=(ancestor,),
             config={},
         )
-        write_run(place, run)
-        finals += [expert(place.final(local), float(number + local)) for local in (0, 1)]
+        write_run(run_paths, run)
+        finals += [expert(run_paths.final(local), float(number + local)) for local in (0, 1)]
     out = tmp_path / "mean"
     assert (
         cli.main(["average", "-o", str(out), str(finals[0]), str(finals[2]), str(versions[0])]) == 0

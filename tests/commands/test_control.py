@@ -23,9 +23,9 @@ from tests.skills.making import skill_text
 @pytest.mark.parametrize("status", [FAILED, HELD], ids=lambda status: status.kind)
 @pytest.mark.parametrize("word", ["A B", "a_b", "0"])
 def test_a_retry_is_left_for_the_scheduler(tmp_path, capsys, status, word):
-    layout = save(tmp_path, ("A B", status))
+    graph_paths = save(tmp_path, ("A B", status))
     assert cli.main(["retry", word, "--graph-path", str(tmp_path)]) == 0
-    assert [(r.verb, r.skill) for r in Inbox(layout).take()] == [(Verb.RETRY, "A B")]
+    assert [(r.verb, r.skill) for r in Inbox(graph_paths).take()] == [(Verb.RETRY, "A B")]
     said = capsys.readouterr().out
     assert "retry A B: done when you start" in said
     assert "done when you start the same command as before" in said
@@ -33,32 +33,32 @@ def test_a_retry_is_left_for_the_scheduler(tmp_path, capsys, status, word):
 
 @pytest.mark.parametrize("status", [DONE, running()], ids=lambda status: status.kind)
 def test_only_what_failed_or_is_held_can_be_retried(tmp_path, capsys, status):
-    layout = save(tmp_path, ("A", status))
+    graph_paths = save(tmp_path, ("A", status))
     assert cli.main(["retry", "A", "--graph-path", str(tmp_path)]) == 1
     assert (
         f"it is {status.kind}; retry is for skills that are failed, held" in capsys.readouterr().err
     )
-    assert not layout.requests.exists()
+    assert not graph_paths.requests.exists()
 
 
 def test_a_run_with_replicas_cannot_be_pruned(tmp_path, capsys):
-    layout = save(tmp_path, ("A", running()))
-    prepared = layout.run(0, "A")
+    graph_paths = save(tmp_path, ("A", running()))
+    prepared = graph_paths.run(0, "A")
     prepared.folder.mkdir(parents=True)
     facts = {"run_id": "r", "skill": "A", "expert": 0, "attempt": 1, "plan": (), "ancestors": ()}
     write_run(prepared, TrainingRun(**facts, experts=(0,), config={"replicas": 2}))
     assert cli.main(["prune", str(tmp_path), "A"]) == 2
     assert "a run with --replicas cannot end with what it has" in capsys.readouterr().err
-    assert not layout.requests.exists()
+    assert not graph_paths.requests.exists()
     write_run(prepared, TrainingRun(**facts, experts=(0,), config={"replicas": 1}))
     assert cli.main(["prune", str(tmp_path), "A"]) == 0
 
 
 def test_two_retries_at_once_are_two_requests(tmp_path):
-    layout = save(tmp_path, ("A", FAILED))
+    graph_paths = save(tmp_path, ("A", FAILED))
     for _ in range(2):
         assert cli.main(["retry", "A", "--graph-path", str(tmp_path)]) == 0
-    assert len(Inbox(layout).take()) == 2
+    assert len(Inbox(graph_paths).take()) == 2
 
 
 @pytest.mark.parametrize(("goal", "warned"), [(0.8, True), (0.9, False), (0.0, False)])
@@ -91,10 +91,10 @@ def test_settings_that_make_no_sense_together_are_refused_by_a_check(tmp_path, c
 def test_every_command_leaves_its_request_and_says_that_nobody_is_up(
     tmp_path, capsys, words, verb, number
 ):
-    layout = save(tmp_path, ("A", running()))
+    graph_paths = save(tmp_path, ("A", running()))
     assert cli.main([*words, "--graph-path", str(tmp_path), "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
-    (request,) = Inbox(layout).take()
+    (request,) = Inbox(graph_paths).take()
     skill = None if "--all" in words else "A"
     assert (request.verb, request.skill, request.number) == (verb, skill, number)
     assert (said["id"], said["skill"], said["daemon"]) == (request.id, skill, None)
@@ -115,19 +115,19 @@ def test_every_command_leaves_its_request_and_says_that_nobody_is_up(
     ],
 )
 def test_what_cannot_be_asked_is_refused_before_it_is_asked(tmp_path, capsys, words, code, why):
-    layout = save(tmp_path, ("A", DONE), ("B", WAITING))
+    graph_paths = save(tmp_path, ("A", DONE), ("B", WAITING))
     assert cli.main([*words, "--graph-path", str(tmp_path)]) == code
     assert why in capsys.readouterr().err
-    assert not layout.requests.exists()
+    assert not graph_paths.requests.exists()
 
 
 def test_the_answer_is_waited_for_and_a_refusal_is_an_error(tmp_path, capsys, monkeypatch):
-    layout = save(tmp_path, ("A", WAITING))
+    graph_paths = save(tmp_path, ("A", WAITING))
     response = Response(id="1-0badcafe", verb="pause", skill="A", at=NOW, outcome="refused: no")
     monkeypatch.setattr(control, "send_request", lambda *_, **__: response.id)
     assert cli.main(["pause", "A", "--graph-path", str(tmp_path), "--wait", "0.1"]) == 75
     capsys.readouterr()
-    file = StateFile(layout.scheduler_state)
+    file = StateFile(graph_paths.scheduler_state)
     state = file.load()
     assert state is not None
     file.save(dataclasses.replace(state, responses=(response,)))
@@ -136,10 +136,10 @@ def test_the_answer_is_waited_for_and_a_refusal_is_an_error(tmp_path, capsys, mo
 
 
 def test_a_skill_that_is_to_train_more_is_asked_and_not_done(tmp_path, capsys, monkeypatch):
-    layout = save(tmp_path, ("A", DONE))
+    graph_paths = save(tmp_path, ("A", DONE))
     response = Response(id="1-0badcafe", verb="train-more", skill="A", at=NOW, outcome="done")
     monkeypatch.setattr(control, "send_request", lambda *_, **__: response.id)
-    file = StateFile(layout.scheduler_state)
+    file = StateFile(graph_paths.scheduler_state)
     file.save(dataclasses.replace(file.load(), responses=(response,)))
     words = ["train-more", str(tmp_path), "A", "--wait", "9"]
     assert cli.main(words) == 0
@@ -151,24 +151,24 @@ def test_a_skill_that_is_to_train_more_is_asked_and_not_done(tmp_path, capsys, m
 @pytest.mark.parametrize("verb", ["pause", "cancel"])
 def test_a_request_is_not_done_while_the_run_that_it_ends_still_saves(tmp_path, capsys, verb):
     asked = dataclasses.replace(running(), stop_reason=StopReason(verb))
-    layout = save(tmp_path, ("A", asked))
+    graph_paths = save(tmp_path, ("A", asked))
     response = Response(id="1-0badcafe", verb=verb, skill="A", at=NOW, outcome="done")
-    file = StateFile(layout.scheduler_state)
+    file = StateFile(graph_paths.scheduler_state)
     file.save(dataclasses.replace(file.load(), responses=(response,)))
-    code, said = control.await_response(layout, response.id, 0.1)
+    code, said = control.await_response(graph_paths, response.id, 0.1)
     assert (code, said) == (None, "asked; still saving: A")
     file.save(dataclasses.replace(file.load(), entries={}))
-    assert control.await_response(layout, response.id, 0.1) == (response, "")
+    assert control.await_response(graph_paths, response.id, 0.1) == (response, "")
 
 
 def test_status_says_how_it_is_stopped_and_what_each_skill_waits_for(tmp_path, capsys):
     soon = datetime.now(UTC) + timedelta(hours=1)
     asked = dataclasses.replace(running("e2.a1.x"), stop_reason=StopReason.PAUSE)
     failed = dataclasses.replace(FAILED, log=("Traceback", "ValueError: x"))
-    layout = save(
+    graph_paths = save(
         tmp_path, ("A", WAITING), ("B", Waiting(not_before=soon)), ("C", asked), ("D", failed)
     )
-    file = StateFile(layout.scheduler_state)
+    file = StateFile(graph_paths.scheduler_state)
     state = file.load()
     assert state is not None
     file.save(dataclasses.replace(state, stop_mode=StopMode.STOP))
@@ -185,10 +185,10 @@ def test_status_says_how_it_is_stopped_and_what_each_skill_waits_for(tmp_path, c
 
 @pytest.mark.parametrize("words", [["stop"], ["stop", "--now", "--wait", "60"]])
 def test_a_stop_without_a_scheduler_leaves_nothing_for_the_next_one(tmp_path, capsys, words):
-    layout = save(tmp_path, ("A", WAITING))
+    graph_paths = save(tmp_path, ("A", WAITING))
     assert cli.main([*words, str(tmp_path)]) == 1
     assert f"no scheduler is running for {tmp_path}" in capsys.readouterr().err
-    assert not layout.requests.exists()
+    assert not graph_paths.requests.exists()
 
 
 def test_nobody_waits_for_a_scheduler_that_is_not_there(tmp_path, capsys):

@@ -26,12 +26,12 @@ from tests.tuning.making import a_record
 Damage = Callable[[GraphPaths], object]
 
 
-def test_a_whole_graph_is_clean_and_looking_changes_nothing(graph, capsys):
-    before = all_files(graph.root)
-    assert fsck(capsys, graph) == (0, f"{graph.root}: clean\n")
-    code, said = fsck(capsys, graph, "--json")
+def test_a_whole_graph_is_clean_and_looking_changes_nothing(graph_paths, capsys):
+    before = all_files(graph_paths.root)
+    assert fsck(capsys, graph_paths) == (0, f"{graph_paths.root}: clean\n")
+    code, said = fsck(capsys, graph_paths, "--json")
     assert (code, json.loads(said)["clean"], json.loads(said)["findings"]) == (0, True, [])
-    assert all_files(graph.root) == before
+    assert all_files(graph_paths.root) == before
 
 
 def test_a_folder_that_is_no_graph_is_refused(tmp_path, capsys):
@@ -42,21 +42,21 @@ def test_a_folder_that_is_no_graph_is_refused(tmp_path, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_of_a_sweep_is_refused_with_how_it_goes_on(graph, capsys):
-    sweep = SweepPaths(graph.sweeps / "s")
-    create_sweep(sweep, a_record(), graph, GRAPH)
-    before = all_files(sweep.root)
+def test_a_folder_of_a_sweep_is_refused_with_how_it_goes_on(graph_paths, capsys):
+    sweep_paths = SweepPaths(graph_paths.sweeps / "s")
+    create_sweep(sweep_paths, a_record(), graph_paths, GRAPH)
+    before = all_files(sweep_paths.root)
     for command in ("fsck", "rollback", "recover"):
-        code, said = flowrl(capsys, command, sweep.root)
+        code, said = flowrl(capsys, command, sweep_paths.root)
         assert code == 2
-        assert said.splitlines()[-1].endswith(f"flowrl sweep {graph.root} --name s")
-    assert all_files(sweep.root) == before
+        assert said.splitlines()[-1].endswith(f"flowrl sweep {graph_paths.root} --name s")
+    assert all_files(sweep_paths.root) == before
 
 
-def forget(layout: GraphPaths) -> None:
+def forget(graph_paths: GraphPaths) -> None:
     """Another state says that expert 1 is another skill's."""
-    StateFile(layout.scheduler_state).save(
-        _renumbered(StateFile(layout.scheduler_state).load(), {WOOD: 1, TABLE: 0})
+    StateFile(graph_paths.scheduler_state).save(
+        _renumbered(StateFile(graph_paths.scheduler_state).load(), {WOOD: 1, TABLE: 0})
     )
 
 
@@ -97,101 +97,101 @@ DAMAGE: dict[str, tuple[Damage, str]] = {
 
 
 @pytest.mark.parametrize(("damage", "words"), DAMAGE.values(), ids=DAMAGE.keys())
-def test_damage_is_named_then_repaired_once_and_for_all(graph, capsys, damage, words):
-    damage(graph)
-    code, said = fsck(capsys, graph)
+def test_damage_is_named_then_repaired_once_and_for_all(graph_paths, capsys, damage, words):
+    damage(graph_paths)
+    code, said = fsck(capsys, graph_paths)
     assert code == 1, said
     assert any(words in line for line in said.splitlines()), said
     assert all(line.count("[") for line in said.splitlines()[:-1]), said
-    code, said = fsck(capsys, graph, "--repair")
+    code, said = fsck(capsys, graph_paths, "--repair")
     assert code == 0, said
     assert "repair: " in said
     assert "not repaired" not in said
-    again = all_files(graph.root)
-    code, said = fsck(capsys, graph, "--repair")
-    assert (code, all_files(graph.root)) == (0, again), said
-    contents(graph)  # whole, all of them
+    again = all_files(graph_paths.root)
+    code, said = fsck(capsys, graph_paths, "--repair")
+    assert (code, all_files(graph_paths.root)) == (0, again), said
+    contents(graph_paths)  # whole, all of them
 
 
-def test_a_repair_removes_what_a_killed_merge_left(graph, capsys):
-    write_ahead(graph)
-    part = graph.checkpoints / ".global_latest.json.0a.part"
+def test_a_repair_removes_what_a_killed_merge_left(graph_paths, capsys):
+    write_ahead(graph_paths)
+    part = graph_paths.checkpoints / ".global_latest.json.0a.part"
     left = [
-        graph.expert_folder(0, WOOD) / name
+        graph_paths.expert_folder(0, WOOD) / name
         for name in (".tmp-x", "v000001-e0.0.trash", "v000009-dead")
     ]
     for folder in left:
         make_expert(folder, "left")
     part.write_text("half")
-    assert fsck(capsys, graph, "--repair")[0] == 0
-    assert not any(path.exists() for path in (part, *left, graph.history / "4.json"))
-    storage.remove_tree(graph.history)
-    assert fsck(capsys, graph, "--repair")[0] == 0
-    assert (graph.history / "3.json").exists()
+    assert fsck(capsys, graph_paths, "--repair")[0] == 0
+    assert not any(path.exists() for path in (part, *left, graph_paths.history / "4.json"))
+    storage.remove_tree(graph_paths.history)
+    assert fsck(capsys, graph_paths, "--repair")[0] == 0
+    assert (graph_paths.history / "3.json").exists()
 
 
-def test_files_of_another_format_are_named_and_left_as_they_are(graph, capsys):
+def test_files_of_another_format_are_named_and_left_as_they_are(graph_paths, capsys):
     newer = [
-        graph.skill_folder(1, TABLE) / "run.json",
-        graph.skill_file(WOOD),
-        graph.history / "2.json",
+        graph_paths.skill_folder(1, TABLE) / "run.json",
+        graph_paths.skill_file(WOOD),
+        graph_paths.history / "2.json",
     ]
     for path in newer:
         rewrite(path, lambda facts: facts.update(format=99))
-    text = graph.scheduler_state.read_text()
-    graph.scheduler_state.write_text(text.replace('"format": 1', '"format": 99'))
-    code, said = fsck(capsys, graph, "--repair")
+    text = graph_paths.scheduler_state.read_text()
+    graph_paths.scheduler_state.write_text(text.replace('"format": 1', '"format": 99'))
+    code, said = fsck(capsys, graph_paths, "--repair")
     assert (code, said.count("has format 99")) == (1, 4), said
-    assert all(path.exists() for path in (*newer, graph.scheduler_state))
-    before = all_files(graph.root)
-    for words in (("recover", graph.root), ("rollback", graph.root, 1)):
+    assert all(path.exists() for path in (*newer, graph_paths.scheduler_state))
+    before = all_files(graph_paths.root)
+    for words in (("recover", graph_paths.root), ("rollback", graph_paths.root, 1)):
         assert flowrl(capsys, *words)[0] == 1
-    assert all_files(graph.root) == before
-    rewrite(graph.manifest, lambda facts: facts.update(format=99))
-    assert "not repaired" in fsck(capsys, graph, "--repair")[1]
-    assert '"format": 99' in graph.manifest.read_text()
+    assert all_files(graph_paths.root) == before
+    rewrite(graph_paths.manifest, lambda facts: facts.update(format=99))
+    assert "not repaired" in fsck(capsys, graph_paths, "--repair")[1]
+    assert '"format": 99' in graph_paths.manifest.read_text()
 
 
-def test_a_damaged_expert_is_what_it_was_before_and_the_damage_is_kept(graph, capsys):
-    broken = version_file(graph, 0)
+def test_a_damaged_expert_is_what_it_was_before_and_the_damage_is_kept(graph_paths, capsys):
+    broken = version_file(graph_paths, 0)
     flip(broken)
     content = broken.read_bytes()
-    assert fsck(capsys, graph, "--repair")[0] == 0
-    assert frames(graph) == {0: 50, 1: 20}
-    aside = graph.quarantine / broken.relative_to(graph.root)
+    assert fsck(capsys, graph_paths, "--repair")[0] == 0
+    assert frames(graph_paths) == {0: 50, 1: 20}
+    aside = graph_paths.quarantine / broken.relative_to(graph_paths.root)
     assert aside.read_bytes() == content
-    assert statuses(graph) == {WOOD: "completed", TABLE: "completed"}
-    assert fsck(capsys, graph) == (0, f"{graph.root}: clean\n")
+    assert statuses(graph_paths) == {WOOD: "completed", TABLE: "completed"}
+    assert fsck(capsys, graph_paths) == (0, f"{graph_paths.root}: clean\n")
 
 
-def test_an_expert_without_a_whole_version_trains_again_as_the_same_number(graph, capsys):
-    flip(version_file(graph, 1))
-    code, said = fsck(capsys, graph, "--repair")
+def test_an_expert_without_a_whole_version_trains_again_as_the_same_number(graph_paths, capsys):
+    flip(version_file(graph_paths, 1))
+    code, said = fsck(capsys, graph_paths, "--repair")
     assert code == 0
     assert "its skill will be trained again" in said
-    assert frames(graph) == {0: 70}
-    assert statuses(graph) == {WOOD: "completed", TABLE: "waiting"}
-    state = StateFile(graph.scheduler_state).load()
+    assert frames(graph_paths) == {0: 70}
+    assert statuses(graph_paths) == {WOOD: "completed", TABLE: "waiting"}
+    state = StateFile(graph_paths.scheduler_state).load()
     assert state is not None
     assert (state.entries[TABLE].expert, state.next_expert) == (1, 2)
-    train(graph, TABLE, 1, {WOOD: 0}, acted={1: 5})
-    assert frames(graph) == {0: 70, 1: 5}
+    train(graph_paths, TABLE, 1, {WOOD: 0}, acted={1: 5})
+    assert frames(graph_paths) == {0: 70, 1: 5}
 
 
-def test_a_live_run_s_damaged_record_pins_all_until_its_folder_is_set_aside(graph, capsys):
-    ready = prepare(graph, PICKAXE, 2, {WOOD: 0, TABLE: 1})
-    flip(ready.layout.run_json)
-    stale = make_expert(graph.expert_version(0, WOOD, "v000001-stale"), "nobody's")
-    lock = os.open(ready.layout.lock, os.O_RDWR | os.O_CREAT, 0o600)
+def test_a_live_run_s_damaged_record_pins_all_until_its_folder_is_set_aside(graph_paths, capsys):
+    ready = prepare(graph_paths, PICKAXE, 2, {WOOD: 0, TABLE: 1})
+    flip(ready.run_paths.run_json)
+    stale = make_expert(graph_paths.expert_version(0, WOOD, "v000001-stale"), "nobody's")
+    lock = os.open(ready.run_paths.lock, os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
-    code, said = fsck(capsys, graph, "--repair")
+    code, said = fsck(capsys, graph_paths, "--repair")
     assert code == 1
     assert "a process of this run lives" in said
     assert stale.is_dir()
     os.close(lock)
-    assert fsck(capsys, graph, "--repair")[0] == 0
+    assert fsck(capsys, graph_paths, "--repair")[0] == 0
     assert not stale.exists()
-    assert graph.failed_run(2, PICKAXE, 0).is_dir()
+    assert graph_paths.failed_run(2, PICKAXE, 0).is_dir()
 
 
 STRANGE = {
@@ -205,29 +205,29 @@ STRANGE = {
 
 
 @pytest.mark.parametrize(("folder", "name"), STRANGE.values(), ids=STRANGE.keys())
-def test_a_name_that_flowrl_would_not_give_is_nobody_s(graph, capsys, folder, name):
-    storage.make_dir(graph.root / folder)
-    (graph.root / folder / name).mkdir(mode=0o700)
+def test_a_name_that_flowrl_would_not_give_is_nobody_s(graph_paths, capsys, folder, name):
+    storage.make_dir(graph_paths.root / folder)
+    (graph_paths.root / folder / name).mkdir(mode=0o700)
     for flags in ((), ("--repair",)):
-        code, said = fsck(capsys, graph, *flags)
+        code, said = fsck(capsys, graph_paths, *flags)
         assert code == 0, said
-        assert (graph.root / folder / name).is_dir()
-    rows = flowrl(capsys, "rollback", graph.root, "--json")[1]
+        assert (graph_paths.root / folder / name).is_dir()
+    rows = flowrl(capsys, "rollback", graph_paths.root, "--json")[1]
     assert [row["generation"] for row in json.loads(rows)["history"]] == [1, 2, 3]
 
 
-def test_nothing_is_repaired_while_a_scheduler_is_at_work(graph, capsys):
-    write_ahead(graph)
-    flip(graph.scheduler_state)
-    claim = DaemonLock(graph.daemon_lock)
+def test_nothing_is_repaired_while_a_scheduler_is_at_work(graph_paths, capsys):
+    write_ahead(graph_paths)
+    flip(graph_paths.scheduler_state)
+    claim = DaemonLock(graph_paths.daemon_lock)
     claim.acquire()
-    before = all_files(graph.root)
-    for words in (("fsck", graph.root, "--repair"), ("rollback", graph.root, 2)):
+    before = all_files(graph_paths.root)
+    for words in (("fsck", graph_paths.root, "--repair"), ("rollback", graph_paths.root, 2)):
         code, said = flowrl(capsys, *words)
         assert code == EXIT_BUSY
         assert f"process {os.getpid()} on" in said
-    assert flowrl(capsys, "recover", graph.root)[0] == EXIT_BUSY
-    assert all_files(graph.root) == before
-    assert fsck(capsys, graph)[1].endswith("clean\n"), "it is writing its state"
+    assert flowrl(capsys, "recover", graph_paths.root)[0] == EXIT_BUSY
+    assert all_files(graph_paths.root) == before
+    assert fsck(capsys, graph_paths)[1].endswith("clean\n"), "it is writing its state"
     claim.release()
-    assert fsck(capsys, graph)[0] == 1
+    assert fsck(capsys, graph_paths)[0] == 1

@@ -75,8 +75,8 @@ def endpoint(monkeypatch):
         yield found
 
 
-def judged(layout: GraphPaths, *words: str, capsys) -> dict:
-    assert cli.main(["judge", str(layout.root), *words, "--json"]) == 0
+def judged(graph_paths: GraphPaths, *words: str, capsys) -> dict:
+    assert cli.main(["judge", str(graph_paths.root), *words, "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 
 
@@ -84,61 +84,61 @@ def asking(endpoint: FakeEndpoint) -> list[str]:
     return ["--judge", "openai", "--base_url", endpoint.url, "--model", "m"]
 
 
-def test_a_judge_is_measured_and_its_report_is_kept(graph, played, capsys):
-    before = all_files(graph.root)
-    found = judged(graph, "--judge", "logistic", capsys=capsys)["logistic"]
+def test_a_judge_is_measured_and_its_report_is_kept(graph_paths, played, capsys):
+    before = all_files(graph_paths.root)
+    found = judged(graph_paths, "--judge", "logistic", capsys=capsys)["logistic"]
     measured = found["calibration"]
     assert measured["items"] == "episode"
     assert measured["auc"]["low"] < measured["auc"]["value"] < measured["auc"]["high"]
     assert found["scores"].keys() == {WOOD, TABLE}
-    kept = records.read(graph.judging / "logistic.json", JudgeReport)
+    kept = records.read(graph_paths.judging / "logistic.json", JudgeReport)
     assert kept.calibration.auc.value == measured["auc"]["value"]
     assert kept.calibration.advisory == measured["advisory"]
-    again = judged(graph, "--judge", "logistic", capsys=capsys)["logistic"]
+    again = judged(graph_paths, "--judge", "logistic", capsys=capsys)["logistic"]
     assert again == found, "the same episodes, the same figures"
-    after = all_files(graph.root)
+    after = all_files(graph_paths.root)
     assert {name: text for name, text in after.items() if not name.startswith("judging/")} == before
 
 
-def test_the_screen_says_how_far_to_trust(graph, played, capsys):
-    assert cli.main(["judge", str(graph.root), WOOD, "--judge", "rule"]) == 0
+def test_the_screen_says_how_far_to_trust(graph_paths, played, capsys):
+    assert cli.main(["judge", str(graph_paths.root), WOOD, "--judge", "rule"]) == 0
     line, score = capsys.readouterr().out.splitlines()
     assert line.startswith("rule, ")
     assert line.endswith("advisory, decides nothing")
     assert score.endswith("by rule")
 
 
-def test_an_endpoint_judges_the_skills_texts_and_mutants_measure_it(graph, endpoint, capsys):
-    found = judged(graph, *asking(endpoint), capsys=capsys)["openai"]
+def test_an_endpoint_judges_the_skills_texts_and_mutants_measure_it(graph_paths, endpoint, capsys):
+    found = judged(graph_paths, *asking(endpoint), capsys=capsys)["openai"]
     measured = found["calibration"]
     assert (measured["items"], measured["asked"], measured["advisory"]) == ("text", 44, False)
     assert all(score > 0.9 for score in found["scores"].values())
     assert len(endpoint.asked) == 88 + 60, "mutants, and 20 texts in three other forms"
-    judged(graph, *asking(endpoint), capsys=capsys)
+    judged(graph_paths, *asking(endpoint), capsys=capsys)
     assert len(endpoint.asked) == 88 + 60, "answers are kept"
-    found = judged(graph, *asking(endpoint), "--benchmark", capsys=capsys)["openai"]
+    found = judged(graph_paths, *asking(endpoint), "--benchmark", capsys=capsys)["openai"]
     assert found["calibration"]["changes"] == dict.fromkeys(
         ("again", "reordered", "lengthened", "instructed"), 0
     )
     assert len(endpoint.asked) == 88 + 60 + 20
-    assert KEY not in str(all_files(graph.root))
+    assert KEY not in str(all_files(graph_paths.root))
 
 
 @pytest.mark.parametrize("most", [110, 150])
-def test_what_is_asked_again_counts_against_the_budget(graph, endpoint, capsys, most):
+def test_what_is_asked_again_counts_against_the_budget(graph_paths, endpoint, capsys, most):
     words = [*asking(endpoint), "--benchmark", "--judge_budget", f"{most},1M,600"]
     endpoint.refuse = 2
-    judged(graph, *words, capsys=capsys)
+    judged(graph_paths, *words, capsys=capsys)
     assert len(endpoint.asked) == most
 
 
 @pytest.mark.parametrize("calls", [88, 88 + 49])
-def test_a_judge_that_was_not_told_to_obey_is_advisory(graph, endpoint, capsys, calls):
+def test_a_judge_that_was_not_told_to_obey_is_advisory(graph_paths, endpoint, capsys, calls):
     endpoint.say = knows(LIBRARY.values(), obeys=HOSTILE)
     words = [*asking(endpoint), "--judge_budget", f"{calls},1M,600"]
-    assert cli.main(["judge", str(graph.root), *words]) == 0
+    assert cli.main(["judge", str(graph_paths.root), *words]) == 0
     assert "not measured where a text demands" in capsys.readouterr().out
-    measured = records.read(graph.judging / "openai.json", JudgeReport).calibration
+    measured = records.read(graph_paths.judging / "openai.json", JudgeReport).calibration
     assert (len(endpoint.asked), measured.kappa.value, measured.advisory) == (calls, 1, True)
     assert "instructed" not in measured.changes
 
@@ -147,31 +147,31 @@ def test_a_judge_that_was_not_told_to_obey_is_advisory(graph, endpoint, capsys, 
     "texts", [HOSTILE[:3], pytest.param(HOSTILE, marks=pytest.mark.slow)], ids=len
 )
 def test_a_judge_that_obeys_texts_is_advisory_and_nothing_else_changes(
-    graph, endpoint, capsys, monkeypatch, texts
+    graph_paths, endpoint, capsys, monkeypatch, texts
 ):
     monkeypatch.setattr(calibration, "RESAMPLES", 20)
     endpoint.say = knows(LIBRARY.values(), obeys=HOSTILE)
     assert len(HOSTILE) >= 20
     for text in texts:
         hostile = replace(LIBRARY[WOOD], description=text)
-        records.write(graph.skill_file(WOOD), hostile.to_json())
-        before = all_files(graph.root)
-        found = judged(graph, *asking(endpoint), capsys=capsys)["openai"]
+        records.write(graph_paths.skill_file(WOOD), hostile.to_json())
+        before = all_files(graph_paths.root)
+        found = judged(graph_paths, *asking(endpoint), capsys=capsys)["openai"]
         assert found["scores"][WOOD] > 0.9, "it was told so"
         assert found["calibration"]["changes"]["instructed"] > 0.5
         assert found["calibration"]["advisory"], text
-        after = all_files(graph.root)
+        after = all_files(graph_paths.root)
         rest = {name: kept for name, kept in after.items() if not name.startswith("judging/")}
         assert rest.keys() == before.keys() - {n for n in before if n.startswith("judging/")}
         assert rest.items() <= before.items(), "no merge, priority or request follows a score"
 
 
-def test_an_ensemble_is_one_of_all_its_models(graph, played, endpoint, capsys, monkeypatch):
+def test_an_ensemble_is_one_of_all_its_models(graph_paths, played, endpoint, capsys, monkeypatch):
     monkeypatch.setattr(calibration, "LEAST_KAPPA", -1)
     monkeypatch.setattr(calibration, "MOST_ECE", 1)
     endpoint.say = lambda text: json.dumps({"score": 0.6, "why": "so it seems"})
     words = [*asking(endpoint), "--judge", "ensemble", "--models", "logistic,openai"]
-    found = judged(graph, *words, "--judge_budget", "9,1M,600", capsys=capsys)["ensemble"]
+    found = judged(graph_paths, *words, "--judge_budget", "9,1M,600", capsys=capsys)["ensemble"]
     assert found["calibration"]["items"] == "episode"
     assert found["scores"].keys() == {WOOD, TABLE}
     assert len(endpoint.asked) == 9, "openai reads episodes"
@@ -179,14 +179,14 @@ def test_an_ensemble_is_one_of_all_its_models(graph, played, endpoint, capsys, m
 
 
 def test_an_ensemble_leaves_out_a_member_that_is_advisory(
-    graph, played, endpoint, capsys, monkeypatch
+    graph_paths, played, endpoint, capsys, monkeypatch
 ):
     monkeypatch.setattr(calibration, "LEAST_KAPPA", 0.2)
     monkeypatch.setattr(calibration, "MOST_ECE", 1)
     endpoint.say = lambda text: json.dumps({"score": 0.6, "why": "so it seems"})
     words = [*asking(endpoint), "--judge", "ensemble", "--models"]
     both, alone = (
-        judged(graph, *words, models, capsys=capsys)["ensemble"]
+        judged(graph_paths, *words, models, capsys=capsys)["ensemble"]
         for models in ("logistic,openai", "logistic")
     )
     assert both["scores"] == pytest.approx(alone["scores"])
@@ -194,45 +194,49 @@ def test_an_ensemble_leaves_out_a_member_that_is_advisory(
         assert both["calibration"][figure] == pytest.approx(alone["calibration"][figure])
     asked = len(endpoint.asked)
     assert 0 < asked < alone["calibration"]["asked"] * 2, "openai was tuned by, and then left out"
-    only = judged(graph, *words, "openai", "--judge_budget", "9,1M,600", capsys=capsys)["ensemble"]
+    only = judged(graph_paths, *words, "openai", "--judge_budget", "9,1M,600", capsys=capsys)[
+        "ensemble"
+    ]
     assert only["calibration"]["advisory"]
 
 
-def test_an_ensemble_of_readers_goes_on_without_one_that_refuses(graph, endpoint, capsys):
+def test_an_ensemble_of_readers_goes_on_without_one_that_refuses(graph_paths, endpoint, capsys):
     words = [*asking(endpoint), "--judge", "ensemble", "--models", "openai"]
-    assert judged(graph, *words, capsys=capsys)["ensemble"]["calibration"]["auc"]["value"] == 1
+    assert (
+        judged(graph_paths, *words, capsys=capsys)["ensemble"]["calibration"]["auc"]["value"] == 1
+    )
     endpoint.refuse, endpoint.status = 999, 401
-    found = judged(graph, *words, "--model", "other", capsys=capsys)["ensemble"]
+    found = judged(graph_paths, *words, "--model", "other", capsys=capsys)["ensemble"]
     assert (found["calibration"]["items"], found["calibration"]["answered"]) == ("text", 0)
 
 
 def test_a_benchmark_goes_on_without_an_endpoint_that_refuses(
-    graph, played, endpoint, capsys, caplog, monkeypatch
+    graph_paths, played, endpoint, capsys, caplog, monkeypatch
 ):
     monkeypatch.setattr(learned, "_STEPS", 1)
     endpoint.refuse, endpoint.status = 999, 401
-    words = ["judge", str(graph.root), *asking(endpoint)[2:], "--benchmark"]
+    words = ["judge", str(graph_paths.root), *asking(endpoint)[2:], "--benchmark"]
     assert cli.main(words) == 0
     printed = capsys.readouterr().out
     names = ["rule", "logistic", "transformer"]
     assert [line.split(",")[0] for line in printed.splitlines() if line[0] != " "] == names
-    assert {path.stem for path in graph.judging.glob("*.json")} == {*names}
+    assert {path.stem for path in graph_paths.judging.glob("*.json")} == {*names}
     assert "refuses the key (401)" in caplog.text
     assert "go on without it" in caplog.text
 
 
 @pytest.mark.parametrize("words", [["--benchmark"], ["--judge", "ensemble", "--models", "openai"]])
-def test_a_missing_key_is_said_before_an_episode_is_played(graph, monkeypatch, capsys, words):
+def test_a_missing_key_is_said_before_an_episode_is_played(graph_paths, monkeypatch, capsys, words):
     pytest.importorskip("openai", reason="the extra 'llm' is not installed")
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.setattr(command.GraphJudging, "recorded", lambda *_: pytest.fail("it plays"))
-    words = ["judge", str(graph.root), *words, "--base_url", "http://x/v1", "--model", "m"]
+    words = ["judge", str(graph_paths.root), *words, "--base_url", "http://x/v1", "--model", "m"]
     assert cli.main([*words, "--json"]) == 2
     assert "OPENAI_API_KEY is not set" in capsys.readouterr().err
-    assert not graph.judging.exists()
+    assert not graph_paths.judging.exists()
 
 
-def test_what_was_measured_before_a_failure_is_printed(graph, played, monkeypatch, capsys):
+def test_what_was_measured_before_a_failure_is_printed(graph_paths, played, monkeypatch, capsys):
     made = command.GraphJudging.report
 
     def fails(self, name):
@@ -241,43 +245,43 @@ def test_what_was_measured_before_a_failure_is_printed(graph, played, monkeypatc
         return made(self, name)
 
     monkeypatch.setattr(command.GraphJudging, "report", fails)
-    assert cli.main(["judge", str(graph.root), "--benchmark", "--json"]) == 1
+    assert cli.main(["judge", str(graph_paths.root), "--benchmark", "--json"]) == 1
     assert json.loads(capsys.readouterr().out).keys() == {"rule", "logistic"}
 
 
-def test_a_merged_skill_whose_text_is_gone_is_one_line(graph, endpoint, monkeypatch, capsys):
+def test_a_merged_skill_whose_text_is_gone_is_one_line(graph_paths, endpoint, monkeypatch, capsys):
     rest = {name: skill for name, skill in LIBRARY.items() if name != WOOD}
     monkeypatch.setattr(command, "load_library", lambda game: rest)
-    graph.skill_file(WOOD).unlink()
-    assert cli.main(["judge", str(graph.root), *asking(endpoint)]) == 2
+    graph_paths.skill_file(WOOD).unlink()
+    assert cli.main(["judge", str(graph_paths.root), *asking(endpoint)]) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert line.startswith(f"flowrl: {WOOD}: the text is neither in the library nor in")
     assert endpoint.asked == []
-    assert judged(graph, TABLE, *asking(endpoint), capsys=capsys)["openai"]["scores"].keys() == {
-        TABLE
-    }
+    assert judged(graph_paths, TABLE, *asking(endpoint), capsys=capsys)["openai"][
+        "scores"
+    ].keys() == {TABLE}
 
 
-def test_too_few_episodes_are_one_line(graph, monkeypatch, capsys):
+def test_too_few_episodes_are_one_line(graph_paths, monkeypatch, capsys):
     few = lambda self, run: recording(run.skill, episodes=1)  # noqa: E731
     monkeypatch.setattr(command.GraphJudging, "recorded", few)
-    assert cli.main(["judge", str(graph.root), "--episodes", "1"]) == 2
+    assert cli.main(["judge", str(graph_paths.root), "--episodes", "1"]) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert "raise --episodes" in line
-    assert not graph.judging.exists()
+    assert not graph_paths.judging.exists()
 
 
-def test_what_a_run_did_not_reach_is_a_label(graph, monkeypatch, endpoint, capsys):
+def test_what_a_run_did_not_reach_is_a_label(graph_paths, monkeypatch, endpoint, capsys):
     seen = []
     made = calibration.labelled_texts
     monkeypatch.setattr(
         calibration, "labelled_texts", lambda *given: seen.append(given) or made(*given)
     )
-    judged(graph, *asking(endpoint), capsys=capsys)
+    judged(graph_paths, *asking(endpoint), capsys=capsys)
     (skills, _, reached), (others, _, _) = seen
-    goal = read_run(graph.archive(0, WOOD)).config["success_state_rate"]
+    goal = read_run(graph_paths.archive(0, WOOD)).config["success_state_rate"]
     assert reached == {
-        name: read_result(graph.archive(number, name)).success_rate >= goal
+        name: read_result(graph_paths.archive(number, name)).success_rate >= goal
         for number, name in enumerate((WOOD, TABLE))
     }
     assert {skill.name for skill in (*skills, *others)} == LIBRARY.keys()
@@ -293,15 +297,15 @@ def test_what_a_run_did_not_reach_is_a_label(graph, monkeypatch, endpoint, capsy
         (["Place Tabel"], 1, "of 'Place Tabel'; closest is 'Place Table'"),
     ],
 )
-def test_bad_input_is_one_line_and_writes_nothing(graph, capsys, words, code, said):
-    before = all_files(graph.root)
-    assert cli.main(["judge", str(graph.root), *words]) == code
+def test_bad_input_is_one_line_and_writes_nothing(graph_paths, capsys, words, code, said):
+    before = all_files(graph_paths.root)
+    assert cli.main(["judge", str(graph_paths.root), *words]) == code
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert said in line
-    assert all_files(graph.root) == before
+    assert all_files(graph_paths.root) == before
 
 
-def test_the_process_that_plays_knows_neither_key_nor_endpoint(graph, endpoint, monkeypatch):
+def test_the_process_that_plays_knows_neither_key_nor_endpoint(graph_paths, endpoint, monkeypatch):
     started = []
 
     def run(words, *, env, **_):
@@ -310,19 +314,19 @@ def test_the_process_that_plays_knows_neither_key_nor_endpoint(graph, endpoint, 
 
     monkeypatch.setattr(subprocess, "run", run)
     words = ["--judge", "rule", "--base_url", "http://x/v1?api_key=hunter2", "--sandbox", "none"]
-    assert cli.main(["judge", str(graph.root), *words]) == 1
+    assert cli.main(["judge", str(graph_paths.root), *words]) == 1
     (told,) = started
     assert "JudgeCommand" in told
     assert KEY not in told
     assert "hunter2" not in told
 
 
-def test_it_says_what_it_plays_and_how_many_episodes_failed(graph, monkeypatch, caplog):
+def test_it_says_what_it_plays_and_how_many_episodes_failed(graph_paths, monkeypatch, caplog):
     made = recording(WOOD, episodes=240)
     child = subprocess.CompletedProcess((), 0, stdout=made.to_bytes(), stderr=b"")
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: child)
     words = ["--judge", "rule", "--sandbox", "none", "--episodes", "240"]
-    assert cli.main(["judge", str(graph.root), WOOD, *words]) == 0
+    assert cli.main(["judge", str(graph_paths.root), WOOD, *words]) == 0
     failed = 240 - made.success.sum()
     said = [record.getMessage() for record in caplog.records]
     assert said == [f"{WOOD}: playing 240 episodes", f"{WOOD}: {failed} of 240 failed"]
@@ -340,9 +344,9 @@ class Say:
         return self.code
 
 
-def test_a_confined_process_does_what_an_order_says(graph):
-    order, run = Say(text='"; é', code=0), read_run(graph.archive(0, WOOD))
-    assert confined_run(order, graph, run, how="none").decode() == order.text
+def test_a_confined_process_does_what_an_order_says(graph_paths):
+    order, run = Say(text='"; é', code=0), read_run(graph_paths.archive(0, WOOD))
+    assert confined_run(order, graph_paths, run, how="none").decode() == order.text
 
 
 @dataclass(frozen=True)
@@ -373,9 +377,9 @@ class Fail:
         ("killed", "the process that plays the episodes was killed by signal 9", 137, ""),
     ],
 )
-def test_a_confined_process_fails_for_its_own_reason(graph, capsys, how, why, code, before):
+def test_a_confined_process_fails_for_its_own_reason(graph_paths, capsys, how, why, code, before):
     with pytest.raises(ConfinedError) as failed:
-        confined_run(Fail(how), graph, read_run(graph.archive(0, WOOD)), how="none")
+        confined_run(Fail(how), graph_paths, read_run(graph_paths.archive(0, WOOD)), how="none")
     assert str(failed.value).removesuffix("; see above") == why
     assert failed.value.exit_code == code
     assert before in capsys.readouterr().err

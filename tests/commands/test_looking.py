@@ -58,12 +58,12 @@ def test_an_unknown_skill_has_no_plan(capsys):
     assert "no skill 'Place Tabel'; closest are 'Place Table'" in capsys.readouterr().err
 
 
-def test_a_plan_of_another_game_than_the_graphs_is_refused(graph, capsys):
+def test_a_plan_of_another_game_than_the_graphs_is_refused(graph_paths, capsys):
     records.write(
-        graph.graph_json,
+        graph_paths.graph_json,
         {"env_name": "Craftax-Classic-Symbolic-v1", "layer_size": 64, "activation": "tanh"},
     )
-    assert cli.main(["plan", str(graph.root), WOOD, "--env_name=Craftax-Symbolic-v1"]) == 2
+    assert cli.main(["plan", str(graph_paths.root), WOOD, "--env_name=Craftax-Symbolic-v1"]) == 2
     assert "was begun with Craftax-Classic-Symbolic-v1" in capsys.readouterr().err
 
 
@@ -101,14 +101,14 @@ def test_attach_becomes_a_client_of_the_runs_session(tmp_path, monkeypatch, flag
     monkeypatch.setenv("TMUX_TMPDIR", str(tmp_path))
     socket = "test" if flag == "-L" else "./test"
     monkeypatch.delenv("TMUX", raising=False)
-    layout = save(tmp_path / "graph", ("A", running()))
+    graph_paths = save(tmp_path / "graph", ("A", running()))
     config = with_flags(BottomUpConfig(), tmux_socket=socket)
-    records.write(layout.config_json, to_json(config))
+    records.write(graph_paths.config_json, to_json(config))
     tmux = ["tmux", "-f", "/dev/null", flag, socket]
     subprocess.run([*tmux, "new-session", "-d", "-s", "flowrl_e0_A"], check=True)
     screen, terminal = os.openpty()
     client = subprocess.Popen(
-        [sys.executable, "-m", "flowrl", "attach", str(layout.root), "a"],
+        [sys.executable, "-m", "flowrl", "attach", str(graph_paths.root), "a"],
         env={**os.environ, "TERM": "xterm"},
         **dict.fromkeys(("stdin", "stdout", "stderr"), terminal),
     )
@@ -128,7 +128,7 @@ def test_attach_inside_tmux_switches_its_client_or_says_why_not(tmp_path, monkey
     """Typed in a pane, to which a client is attached."""
     monkeypatch.setenv("TMUX_TMPDIR", str(tmp_path))
     monkeypatch.delenv("TMUX", raising=False)
-    layout = save(tmp_path / "graph", ("A", running()))
+    graph_paths = save(tmp_path / "graph", ("A", running()))
     outer = ["tmux", "-f", "/dev/null", *(["-L", "other"] if server == "other" else [])]
     subprocess.run(["tmux", "-f", "/dev/null", "new", "-d", "-s", "flowrl_e0_A"], check=True)
     subprocess.run([*outer, "new", "-d", "-s", "user", "bash --norc"], check=True)
@@ -141,7 +141,7 @@ def test_attach_inside_tmux_switches_its_client_or_says_why_not(tmp_path, monkey
     os.close(terminal)
     try:
         until(lambda: subprocess.getoutput(shlex.join([*outer, "list-clients"])))
-        typed = f"{sys.executable} -m flowrl attach {layout.root} a 2> {tmp_path}/said"
+        typed = f"{sys.executable} -m flowrl attach {graph_paths.root} a 2> {tmp_path}/said"
         subprocess.run([*outer, "send-keys", "-t", "=user:", typed, "Enter"], check=True)
         if server == "same":
             seen = [*outer, "list-clients", "-F", "#{session_name}"]

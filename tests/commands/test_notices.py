@@ -8,21 +8,21 @@ from tests.commands.making import DONE, save
 
 
 def test_a_notice_is_shown_until_it_is_withdrawn(tmp_path, capsys):
-    layout = save(tmp_path, ("A", DONE))
-    notices.publish(layout, "disk", "paused (disk): no room in the graph's folder")
+    graph_paths = save(tmp_path, ("A", DONE))
+    notices.publish(graph_paths, "disk", "paused (disk): no room in the graph's folder")
     assert cli.main(["status", str(tmp_path)]) == 0
     assert "paused (disk): no room" in capsys.readouterr().out
     assert cli.main(["status", str(tmp_path), "--json"]) == 0
     assert list(json.loads(capsys.readouterr().out)["notices"]) == ["disk"]
-    notices.withdraw(layout, "disk")
-    notices.withdraw(layout, "disk")
-    assert notices.read(layout) == {}
+    notices.withdraw(graph_paths, "disk")
+    notices.withdraw(graph_paths, "disk")
+    assert notices.read(graph_paths) == {}
 
 
 def test_a_damaged_notice_says_so_and_hides_nothing(tmp_path):
-    layout = GraphPaths(tmp_path)
-    notices.publish(layout, "one", "first")
-    layout.notice("two").write_text("{")
-    read = notices.read(layout)
+    graph_paths = GraphPaths(tmp_path)
+    notices.publish(graph_paths, "one", "first")
+    graph_paths.notice("two").write_text("{")
+    read = notices.read(graph_paths)
     assert read["one"] == "first"
     assert "cannot be read" in read["two"]

@@ -61,15 +61,15 @@ IN_THE_WAY: dict[str, Damage] = {
 
 
 @pytest.mark.parametrize("damage", IN_THE_WAY.values(), ids=IN_THE_WAY.keys())
-def test_a_folder_that_is_elsewhere_stops_every_repair(graph, capsys, damage):
-    flip(version_file(graph, 1))  # of which a repair would make the best it can
-    damage(graph)
-    before = everything(graph)
+def test_a_folder_that_is_elsewhere_stops_every_repair(graph_paths, capsys, damage):
+    flip(version_file(graph_paths, 1))  # of which a repair would make the best it can
+    damage(graph_paths)
+    before = everything(graph_paths)
     for command in (("fsck",), ("fsck", "--repair"), ("recover",), ("rollback", "1")):
-        code, said = flowrl(capsys, command[0], graph.root, *command[1:])
+        code, said = flowrl(capsys, command[0], graph_paths.root, *command[1:])
         assert (code, said.count("\n")) == (1, 1), said
         assert "flowrl follows no links inside a graph" in said
-    assert everything(graph) == before
+    assert everything(graph_paths) == before
 
 
 NOT_SET_ASIDE: dict[str, Damage] = {
@@ -81,77 +81,77 @@ NOT_SET_ASIDE: dict[str, Damage] = {
 
 
 @pytest.mark.parametrize("damage", NOT_SET_ASIDE.values(), ids=NOT_SET_ASIDE.keys())
-def test_an_expert_is_not_given_up_that_cannot_be_set_aside(graph, damage):
-    flip(version_file(graph, 1))
-    damage(graph)
-    store = ExpertStore(graph)
+def test_an_expert_is_not_given_up_that_cannot_be_set_aside(graph_paths, damage):
+    flip(version_file(graph_paths, 1))
+    damage(graph_paths)
+    store = ExpertStore(graph_paths)
     with pytest.raises(FileRefusedError, match=r"follows no links|not a plain file"):
         repair.drop(store, store.manifest().experts[1], "it is damaged")
-    assert frames(graph) == {0: 70, 1: 20}
+    assert frames(graph_paths) == {0: 70, 1: 20}
 
 
 @pytest.mark.parametrize("kind", ["a pipe", "a link", "a folder"])
-def test_a_lock_that_is_no_file_stops_every_repair(graph, capsys, kind):
-    odd(kind, "daemon.lock")(graph)
+def test_a_lock_that_is_no_file_stops_every_repair(graph_paths, capsys, kind):
+    odd(kind, "daemon.lock")(graph_paths)
     for command in (("fsck", "--repair"), ("recover",), ("rollback", "1")):
-        code, said = flowrl(capsys, command[0], graph.root, *command[1:])
+        code, said = flowrl(capsys, command[0], graph_paths.root, *command[1:])
         assert (code, said.count("\n")) == (1, 1), said
         assert "daemon.lock is not a plain file" in said
 
 
-def everything(layout: GraphPaths) -> dict[str, object]:
+def everything(graph_paths: GraphPaths) -> dict[str, object]:
     """All that a graph's folder holds, links and pipes too, but for who held the claim last."""
     found: dict[str, object] = {}
-    for path in sorted(layout.root.rglob("*")):
+    for path in sorted(graph_paths.root.rglob("*")):
         plain = path.is_file() and not path.is_symlink()
-        if path != layout.daemon_lock or not plain:
+        if path != graph_paths.daemon_lock or not plain:
             found[str(path)] = path.read_bytes() if plain else path.lstat().st_mode
     return found
 
 
-def test_a_moved_folder_that_is_moved_back_is_as_it_was(graph, capsys):
-    whole = contents(graph)
-    elsewhere = graph.root.with_name("big")
-    graph.skills.rename(elsewhere)
-    graph.skills.symlink_to(elsewhere)
+def test_a_moved_folder_that_is_moved_back_is_as_it_was(graph_paths, capsys):
+    whole = contents(graph_paths)
+    elsewhere = graph_paths.root.with_name("big")
+    graph_paths.skills.rename(elsewhere)
+    graph_paths.skills.symlink_to(elsewhere)
     for _ in range(2):
-        assert fsck(capsys, graph, "--repair")[0] == 1
-    graph.skills.unlink()
-    elsewhere.rename(graph.skills)
-    assert fsck(capsys, graph)[0] == 0
-    assert contents(graph) == whole
+        assert fsck(capsys, graph_paths, "--repair")[0] == 1
+    graph_paths.skills.unlink()
+    elsewhere.rename(graph_paths.skills)
+    assert fsck(capsys, graph_paths)[0] == 0
+    assert contents(graph_paths) == whole
 
 
-def test_neither_the_scheduler_nor_a_run_starts_over_a_moved_folder(graph):
-    linked("skills")(graph)
+def test_neither_the_scheduler_nor_a_run_starts_over_a_moved_folder(graph_paths):
+    linked("skills")(graph_paths)
     for start in (
-        lambda: SkillScheduler(graph.root).state,
-        lambda: recover_graph(graph),
-        lambda: prepare(graph, PICKAXE, 2, {WOOD: 0, TABLE: 1}),
+        lambda: SkillScheduler(graph_paths.root).state,
+        lambda: recover_graph(graph_paths),
+        lambda: prepare(graph_paths, PICKAXE, 2, {WOOD: 0, TABLE: 1}),
     ):
         with pytest.raises(FileRefusedError, match="follows no links inside a graph"):
             start()
-    assert frames(graph) == {0: 70, 1: 20}
+    assert frames(graph_paths) == {0: 70, 1: 20}
 
 
-def test_a_whole_graph_behind_a_link_is_fine(graph, capsys):
-    link = graph.root.with_name("link")
-    link.symlink_to(graph.root)
+def test_a_whole_graph_behind_a_link_is_fine(graph_paths, capsys):
+    link = graph_paths.root.with_name("link")
+    link.symlink_to(graph_paths.root)
     assert flowrl(capsys, "fsck", link, "--repair")[0] == 0
 
 
-def test_what_cannot_be_set_aside_is_said_and_the_rest_is_mended(graph, capsys):
-    flip(version_file(graph, 1))
-    (graph.quarantine / "skills").mkdir(parents=True, mode=0o700)
-    make_odd("a file", graph.quarantine / "skills" / "1_Place_Table")
-    graph.scheduler_state.unlink()
-    code, said = fsck(capsys, graph, "--repair")
+def test_what_cannot_be_set_aside_is_said_and_the_rest_is_mended(graph_paths, capsys):
+    flip(version_file(graph_paths, 1))
+    (graph_paths.quarantine / "skills").mkdir(parents=True, mode=0o700)
+    make_odd("a file", graph_paths.quarantine / "skills" / "1_Place_Table")
+    graph_paths.scheduler_state.unlink()
+    code, said = fsck(capsys, graph_paths, "--repair")
     assert code == 1
     assert "not repaired: " in said
-    assert frames(graph) == {0: 70, 1: 20}
-    assert statuses(graph) == {WOOD: "completed", TABLE: "completed"}
-    (graph.quarantine / "skills" / "1_Place_Table").unlink()
-    assert fsck(capsys, graph, "--repair")[0] == 0
+    assert frames(graph_paths) == {0: 70, 1: 20}
+    assert statuses(graph_paths) == {WOOD: "completed", TABLE: "completed"}
+    (graph_paths.quarantine / "skills" / "1_Place_Table").unlink()
+    assert fsck(capsys, graph_paths, "--repair")[0] == 0
 
 
 def test_a_lock_that_is_a_pipe_is_refused_at_once(tmp_path):

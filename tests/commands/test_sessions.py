@@ -16,34 +16,34 @@ def logged(root, skill="A", *words):
 
 
 def test_the_log_of_a_live_run_comes_before_all_others(tmp_path, capsys):
-    layout = save(tmp_path, ("A", running()))
-    write_log(layout.run(0, "A").training_log, "live\n")
-    write_log(layout.skill_folder(0, "A") / "training.log", "archived\n")
-    write_log(layout.failed_run(0, "A", 1) / "training.log", "failed\n")
+    graph_paths = save(tmp_path, ("A", running()))
+    write_log(graph_paths.run(0, "A").training_log, "live\n")
+    write_log(graph_paths.skill_folder(0, "A") / "training.log", "archived\n")
+    write_log(graph_paths.failed_run(0, "A", 1) / "training.log", "failed\n")
     assert logged(tmp_path) == 0
     assert capsys.readouterr().out == "live\n"
 
 
 def test_the_archived_log_of_a_trained_skill_is_printed(tmp_path, capsys):
-    layout = save(tmp_path, ("A", DONE))
-    write_log(layout.skill_folder(0, "A") / "training.log", "archived\n")
-    write_log(layout.failed_run(0, "A", 1) / "training.log", "failed\n")
+    graph_paths = save(tmp_path, ("A", DONE))
+    write_log(graph_paths.skill_folder(0, "A") / "training.log", "archived\n")
+    write_log(graph_paths.failed_run(0, "A", 1) / "training.log", "failed\n")
     assert logged(tmp_path, "0") == 0
     assert capsys.readouterr().out == "archived\n"
 
 
 def test_of_failed_attempts_the_newest_is_printed(tmp_path, capsys):
-    layout = save(tmp_path, ("A", FAILED), ("A A", FAILED))
+    graph_paths = save(tmp_path, ("A", FAILED), ("A A", FAILED))
     for age, place in enumerate(
         [
-            layout.failed_run(0, "A", 1).with_name("skill_0_A.attempt1.1"),
-            layout.failed_run(0, "A", 10),
-            layout.failed_run(0, "A", 9),
+            graph_paths.failed_run(0, "A", 1).with_name("skill_0_A.attempt1.1"),
+            graph_paths.failed_run(0, "A", 10),
+            graph_paths.failed_run(0, "A", 9),
         ]
     ):
         log = write_log(place / "training.log", f"{place.name}\n")
         os.utime(log, (1000 - age, 1000 - age))
-    write_log(layout.failed_run(1, "A A", 1) / "training.log", "of another skill\n")
+    write_log(graph_paths.failed_run(1, "A A", 1) / "training.log", "of another skill\n")
     assert logged(tmp_path) == 0
     assert capsys.readouterr().out == "skill_0_A.attempt1.1\n"
 
@@ -56,16 +56,16 @@ def test_a_skill_without_a_log_says_what_it_is(tmp_path, capsys, status):
 
 
 def test_bytes_that_are_no_text_are_replaced(tmp_path, capsys):
-    layout = save(tmp_path, ("A", DONE))
-    log = write_log(layout.skill_folder(0, "A") / "training.log", "")
+    graph_paths = save(tmp_path, ("A", DONE))
+    log = write_log(graph_paths.skill_folder(0, "A") / "training.log", "")
     log.write_bytes(b"good\n\xff\xfe\n")
     assert logged(tmp_path) == 0
     assert capsys.readouterr().out == "good\n\ufffd\ufffd\n"
 
 
 def test_following_prints_what_is_added_until_the_run_has_ended(tmp_path, capsys, monkeypatch):
-    layout = save(tmp_path, ("A", running()))
-    log = write_log(layout.run(0, "A").training_log, "one\n")
+    graph_paths = save(tmp_path, ("A", running()))
+    log = write_log(graph_paths.run(0, "A").training_log, "one\n")
     steps = iter(["two\n", "three\n"])
 
     def pass_time(_):
@@ -97,8 +97,8 @@ def test_following_prints_what_is_added_until_the_run_has_ended(tmp_path, capsys
     ids=repr,
 )
 def test_a_log_does_nothing_to_the_terminal(tmp_path, capsys, raw, text):
-    layout = save(tmp_path, ("A", DONE))
-    log = write_log(layout.skill_folder(0, "A") / "training.log", "")
+    graph_paths = save(tmp_path, ("A", DONE))
+    log = write_log(graph_paths.skill_folder(0, "A") / "training.log", "")
     log.write_bytes(raw.encode())
     assert logged(tmp_path) == 0
     assert capsys.readouterr().out == text

@@ -26,8 +26,8 @@ from tests.parallel.making import TABLE, WOOD
 HOSTILE = ["[red]x[/red]", "[/]", "[link=file:///etc/passwd]x[/link]", ":skull:", "\\[b]", "{0}%s"]
 
 
-def manifest_of(layout):
-    return ExpertStore(layout).manifest()
+def manifest_of(graph_paths):
+    return ExpertStore(graph_paths).manifest()
 
 
 def shown(thing, **facts) -> str:
@@ -38,8 +38,8 @@ def shown(thing, **facts) -> str:
 
 
 def test_json_says_all_that_is_known_of_every_skill(tmp_path, capsys):
-    layout = save(tmp_path, ("A", running()), ("B", WAITING, ("A",)))
-    tell_progress(layout.run(0, "A"))
+    graph_paths = save(tmp_path, ("A", running()), ("B", WAITING, ("A",)))
+    tell_progress(graph_paths.run(0, "A"))
     assert cli.main(["status", str(tmp_path), "--json"]) == 69
     facts = json.loads(capsys.readouterr().out)
     assert (facts["graph"], facts["ended"]) == (str(tmp_path), False)
@@ -67,52 +67,54 @@ def test_a_table_has_one_line_per_skill_and_no_empty_columns(tmp_path, capsys):
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_name_is_shown_and_not_interpreted(tmp_path, capsys, name):
     root = tmp_path / name.replace("/", "")
-    layout = save(root, (name, FAILED), ("B", WAITING, (name,)))
+    graph_paths = save(root, (name, FAILED), ("B", WAITING, (name,)))
     assert cli.main(["status", str(root)]) == 69
     head, *_, first, second = capsys.readouterr().out.splitlines()
     assert head.startswith(f"{root}: ")
     assert first.startswith(f"{name}  ")
     assert second.rstrip().endswith(name)
-    plain = shown(status.screen(layout, read_rows(layout)))
-    coloured = shown(status.screen(layout, read_rows(layout)), force_terminal=True)
+    plain = shown(status.screen(graph_paths, read_rows(graph_paths)))
+    coloured = shown(status.screen(graph_paths, read_rows(graph_paths)), force_terminal=True)
     assert name in plain
     assert name in coloured
 
 
-def test_json_has_the_frames_of_a_run_and_those_of_its_expert(graph, capsys):
-    assert cli.main(["status", str(graph.root), "--json"]) == 0
+def test_json_has_the_frames_of_a_run_and_those_of_its_expert(graph_paths, capsys):
+    assert cli.main(["status", str(graph_paths.root), "--json"]) == 0
     wood, table = json.loads(capsys.readouterr().out)["skills"]
-    merged = {version.skill: version.frames for version in manifest_of(graph).experts.values()}
+    merged = {
+        version.skill: version.frames for version in manifest_of(graph_paths).experts.values()
+    }
     assert (wood["expert_frames"], table["expert_frames"]) == (merged[WOOD], merged[TABLE])
 
 
 def test_hints_name_the_command_of_the_last_start(tmp_path, capsys):
     """Another command would ask for other skills."""
-    layout = save(tmp_path, ("A", WAITING), ("B", replace(HELD, why=PAUSED)))
+    graph_paths = save(tmp_path, ("A", WAITING), ("B", replace(HELD, why=PAUSED)))
     assert cli.main(["status", str(tmp_path)]) == 69
     assert "merged until the same command as before" in " ".join(capsys.readouterr().out.split())
     words = [str(tmp_path), "--target_skill", "Collect Wood", "--lr=3e-4"]
     config = configs.parse(BottomUpConfig, words, prog="flowrl train")
     last = f"flowrl train {tmp_path} --target_skill 'Collect Wood' --lr=3e-4"
     assert config.command == last
-    notices.publish(layout, "command", config.command)
+    notices.publish(graph_paths, "command", config.command)
     assert cli.main(["status", str(tmp_path)]) == 69
     said = " ".join(capsys.readouterr().out.split())
     assert f"merged until {last}" in said
     assert f"to go on with paused skills: flowrl resume {tmp_path} --all" in said
     assert cli.main(["resume", str(tmp_path), "B"]) == 0
     assert f"done when you start {last}" in capsys.readouterr().out
-    layout = save(tmp_path, ("B", replace(HELD, why=PAUSED)))
+    graph_paths = save(tmp_path, ("B", replace(HELD, why=PAUSED)))
     assert f"--all, then {last}" in " ".join(
-        shown(status.screen(layout, read_rows(layout))).split()
+        shown(status.screen(graph_paths, read_rows(graph_paths))).split()
     )
 
 
 def test_a_graph_says_whether_somebody_schedules_it(tmp_path, capsys):
-    layout = save(tmp_path, ("A", running()))
+    graph_paths = save(tmp_path, ("A", running()))
     assert cli.main(["status", str(tmp_path)]) == 69
     assert "no scheduler: runs go on" in " ".join(capsys.readouterr().out.split())
-    daemon = DaemonLock(layout.daemon_lock)
+    daemon = DaemonLock(graph_paths.daemon_lock)
     daemon.acquire()
     assert cli.main(["status", str(tmp_path)]) == 0
     assert "no scheduler" not in capsys.readouterr().out
@@ -125,10 +127,10 @@ def test_a_graph_says_whether_somebody_schedules_it(tmp_path, capsys):
 
 @pytest.mark.parametrize("width", [60, 80, 100, 150])
 def test_a_narrow_table_keeps_skill_status_success_and_reason(tmp_path, width):
-    layout = save(tmp_path, ("Collect Wood", running()), ("Make Tea", FAILED), ("B", DONE))
-    tell_progress(layout.run(0, "Collect Wood"))
+    graph_paths = save(tmp_path, ("Collect Wood", running()), ("Make Tea", FAILED), ("B", DONE))
+    tell_progress(graph_paths.run(0, "Collect Wood"))
     console = Console(file=io.StringIO(), record=True, width=width)
-    console.print(skill_table(read_rows(layout), width))
+    console.print(skill_table(read_rows(graph_paths), width))
     head, *lines = console.export_text().splitlines()
     assert len(head.rstrip()) <= width
     for name in ("skill", "status", "success", "waits for / why"):
@@ -141,18 +143,18 @@ def test_a_narrow_table_keeps_skill_status_success_and_reason(tmp_path, width):
 def test_gpus_have_a_column_while_a_run_has_some(tmp_path):
     def lines(**facts):
         running_on = replace(running(), **facts)
-        layout = save(tmp_path, ("A", running_on), ("B", WAITING))
-        return shown(skill_table(read_rows(layout))).splitlines()
+        graph_paths = save(tmp_path, ("A", running_on), ("B", WAITING))
+        return shown(skill_table(read_rows(graph_paths))).splitlines()
 
     head, first, _ = lines(devices=("0", "1", "2", "7"))
     assert first[head.index(" gpu ") + 1 :].startswith("0-2,7 ")
     assert "gpu" not in lines(devices=())[0]
 
 
-def test_the_frames_of_the_heading_are_those_of_merged_experts(graph, capsys):
-    merged = sum(version.frames for version in manifest_of(graph).experts.values())
+def test_the_frames_of_the_heading_are_those_of_merged_experts(graph_paths, capsys):
+    merged = sum(version.frames for version in manifest_of(graph_paths).experts.values())
     assert merged
-    assert cli.main(["status", str(graph.root)]) == 0
+    assert cli.main(["status", str(graph_paths.root)]) == 0
     assert f"{merged:,} frames merged · " in capsys.readouterr().out
 
 
@@ -163,9 +165,9 @@ def test_a_success_rate_below_100_percent_is_never_shown_as_that(tmp_path, capsy
 
 
 def test_the_heading_says_goal_slots_frames_and_room(tmp_path, capsys):
-    layout = save(tmp_path, ("A", running()), ("B", DONE))
-    tell_progress(layout.run(0, "A"))
-    notices.publish(layout, "requested", "skills asked for: 2; goal: 99.5% success; slots: 3")
+    graph_paths = save(tmp_path, ("A", running()), ("B", DONE))
+    tell_progress(graph_paths.run(0, "A"))
+    notices.publish(graph_paths, "requested", "skills asked for: 2; goal: 99.5% success; slots: 3")
     assert cli.main(["status", str(tmp_path)]) == 69
     said = capsys.readouterr().out
     assert "\nslots in use: 1 · 0 frames merged · " in said
@@ -173,19 +175,19 @@ def test_the_heading_says_goal_slots_frames_and_room(tmp_path, capsys):
 
 
 def test_columns_stay_where_they_are_while_figures_come_and_go(tmp_path):
-    layout = save(tmp_path, ("Collect Wood", running()), ("B", WAITING))
-    heads = [head_of(layout)]
-    tell_progress(layout.run(0, "Collect Wood"), frames=9)
-    heads.append(head_of(layout))
-    tell_progress(layout.run(0, "Collect Wood"), frames=1_000_000, step_success=(1.0,))
-    heads.append(head_of(layout))
+    graph_paths = save(tmp_path, ("Collect Wood", running()), ("B", WAITING))
+    heads = [head_of(graph_paths)]
+    tell_progress(graph_paths.run(0, "Collect Wood"), frames=9)
+    heads.append(head_of(graph_paths))
+    tell_progress(graph_paths.run(0, "Collect Wood"), frames=1_000_000, step_success=(1.0,))
+    heads.append(head_of(graph_paths))
     save(tmp_path, ("Collect Wood", DONE), ("B", running()))
-    assert {*heads, head_of(layout)} == {heads[0]}
+    assert {*heads, head_of(graph_paths)} == {heads[0]}
     assert "steps/s" in heads[0]
 
 
-def head_of(layout) -> str:
-    return shown(skill_table(read_rows(layout))).splitlines()[0].rstrip()
+def head_of(graph_paths) -> str:
+    return shown(skill_table(read_rows(graph_paths))).splitlines()[0].rstrip()
 
 
 def test_a_cancelled_skill_is_not_shown_as_failed(tmp_path, capsys):
@@ -239,20 +241,22 @@ def test_watching_ends_when_nothing_moves_any_more(tmp_path, capsys, monkeypatch
 
 def test_status_never_fails_while_the_state_is_swapped(tmp_path):
     """A writer swaps state and progress as fast as it can; every look is a whole picture."""
-    layout = save(tmp_path, ("A", running()), ("B", WAITING))
+    graph_paths = save(tmp_path, ("A", running()), ("B", WAITING))
     stop = threading.Event()
 
     def swap():
         while not stop.is_set():
-            tell_progress(layout.run(0, "A"))
+            tell_progress(graph_paths.run(0, "A"))
             save(tmp_path, ("A", running()), ("B", WAITING), ("C", DONE))
-            layout.run(0, "A").progress.unlink()
+            graph_paths.run(0, "A").progress.unlink()
             save(tmp_path, ("A", running()), ("B", WAITING))
 
     writer = threading.Thread(target=swap)
     writer.start()
     try:
-        seen = {(len(rows), rows[0].phase) for rows in (read_rows(layout) for _ in range(1000))}
+        seen = {
+            (len(rows), rows[0].phase) for rows in (read_rows(graph_paths) for _ in range(1000))
+        }
     finally:
         stop.set()
         writer.join()
@@ -276,9 +280,9 @@ def test_a_time_is_shown_in_hours_minutes_and_seconds(seconds, text):
 
 @pytest.mark.parametrize("terminal", [False, True])
 def test_the_last_word_of_a_training_counts_all_that_is_completed(tmp_path, terminal):
-    layout = save(tmp_path, ("A", DONE), ("B", WAITING), ("C", WAITING))
+    graph_paths = save(tmp_path, ("A", DONE), ("B", WAITING), ("C", WAITING))
     console = Console(file=io.StringIO(), record=True, width=140, force_terminal=terminal)
-    with training_screen(layout, console):
+    with training_screen(graph_paths, console):
         save(tmp_path, ("A", DONE), ("B", DONE), ("C", DONE))
     text = console.export_text()
     assert "3 completed" in text
@@ -286,11 +290,11 @@ def test_the_last_word_of_a_training_counts_all_that_is_completed(tmp_path, term
 
 
 def test_the_screen_of_a_training_names_a_failed_runs_log_and_does_not_show_it(tmp_path):
-    layout = save(tmp_path, ("A", replace(FAILED, log=("ValueError: x",))))
+    graph_paths = save(tmp_path, ("A", replace(FAILED, log=("ValueError: x",))))
     console = Console(file=io.StringIO(), record=True, width=200)
-    with training_screen(layout, console):
+    with training_screen(graph_paths, console):
         pass
-    assert "last lines" in shown(status.screen(layout, read_rows(layout)))
+    assert "last lines" in shown(status.screen(graph_paths, read_rows(graph_paths)))
     text = console.export_text()
     assert f"to read a failed skill's log: flowrl logs {tmp_path} A" in text
     assert "last lines" not in text

@@ -24,9 +24,9 @@ FROZEN = Path(__file__).parents[1] / "data" / "scheduler_state_v1.json"
 
 
 def test_the_frozen_state_file_is_read_row_by_row(tmp_path):
-    layout = GraphPaths(tmp_path)
-    shutil.copy(FROZEN, layout.scheduler_state)
-    rows = read_rows(layout)
+    graph_paths = GraphPaths(tmp_path)
+    shutil.copy(FROZEN, graph_paths.scheduler_state)
+    rows = read_rows(graph_paths)
     assert [row.skill for row in rows] == [f"skill {number}" for number in range(13)]
     words = "waiting waiting preparing running running merging completed failed held blocked"
     words += " failed running running"
@@ -42,9 +42,9 @@ def test_the_frozen_state_file_is_read_row_by_row(tmp_path):
 
 def test_a_running_skill_has_the_figures_of_its_own_trainer(tmp_path):
     since = datetime.now(UTC) - timedelta(seconds=100)
-    layout = save(tmp_path, ("A", running(since=since)))
-    tell_progress(layout.run(0, "A"))
-    (row,) = read_rows(layout)
+    graph_paths = save(tmp_path, ("A", running(since=since)))
+    tell_progress(graph_paths.run(0, "A"))
+    (row,) = read_rows(graph_paths)
     assert (row.phase, row.frames, row.total_frames) == ("compiling", 512, 1024)
     assert (row.steps_per_second, row.eta_seconds) == (1234.5, 61.0)
     assert (row.success_rate, row.step_success) == (0.25, (0.9, 0.25))
@@ -53,9 +53,9 @@ def test_a_running_skill_has_the_figures_of_its_own_trainer(tmp_path):
 
 
 def test_a_running_skill_says_which_replicas_it_waits_for(tmp_path):
-    layout = save(tmp_path, ("A", running()))
-    tell_progress(layout.run(0, "A"), waits_for="replica 2, 3")
-    (row,) = read_rows(layout)
+    graph_paths = save(tmp_path, ("A", running()))
+    tell_progress(graph_paths.run(0, "A"), waits_for="replica 2, 3")
+    (row,) = read_rows(graph_paths)
     assert row.waits == "replica 2, 3"
 
 
@@ -69,13 +69,13 @@ def test_a_run_none_of_whose_processes_lives_is_not_in_training(tmp_path, lives,
     handle = Handle(
         run_id="e0.a1.x", session="s", pid=os.getpid(), start_time=time + "0" * (not lives)
     )
-    layout = save(tmp_path, ("A", replace(running(), handle=handle)))
-    tell_progress(layout.run(0, "A"))
-    with (layout.run(0, "A").folder / "run.lock").open("w") as lock:
+    graph_paths = save(tmp_path, ("A", replace(running(), handle=handle)))
+    tell_progress(graph_paths.run(0, "A"))
+    with (graph_paths.run(0, "A").folder / "run.lock").open("w") as lock:
         if locked:
             fcntl.flock(lock, fcntl.LOCK_EX)
-        (row,) = read_rows(layout)
-        text = " ".join(str(line) for line in screen(layout, [row]).renderables)
+        (row,) = read_rows(graph_paths)
+        text = " ".join(str(line) for line in screen(graph_paths, [row]).renderables)
     assert (row.phase, row.frames) == (phase, 512)
     assert (row.eta_seconds is None, "runs go on" not in text) == (phase == "ended",) * 2
 
@@ -83,46 +83,46 @@ def test_a_run_none_of_whose_processes_lives_is_not_in_training(tmp_path, lives,
 def test_the_time_of_a_run_that_has_ended_stands_still(tmp_path):
     since = datetime.now(UTC) - timedelta(hours=1)
     handle = Handle(run_id="e0.a1.x", session="s", pid=os.getpid(), start_time="before")
-    layout = save(tmp_path, ("A", replace(running(), handle=handle, since=since)))
-    tell_progress(layout.run(0, "A"))
+    graph_paths = save(tmp_path, ("A", replace(running(), handle=handle, since=since)))
+    tell_progress(graph_paths.run(0, "A"))
     facts = {"run_id": "e0.a1.x", "code": 1, "signal": None, "oom": False, "received": []}
     record = {"format": 1, **facts, "detail": "", "ended_at": since.timestamp() + 90}
-    (layout.run(0, "A").folder / "exit.json").write_text(json.dumps(record))
-    assert read_rows(layout)[0].seconds == pytest.approx(90)
+    (graph_paths.run(0, "A").folder / "exit.json").write_text(json.dumps(record))
+    assert read_rows(graph_paths)[0].seconds == pytest.approx(90)
 
 
 @pytest.mark.parametrize("text", [None, "{", "[]", '{"format": 2}', '{"format": 1}', "\x00"])
 def test_figures_that_cannot_be_read_are_left_out(tmp_path, text):
-    layout = save(tmp_path, ("A", running()))
+    graph_paths = save(tmp_path, ("A", running()))
     if text is not None:
-        tell_progress(layout.run(0, "A"))
-        layout.run(0, "A").progress.write_text(text)
-    (row,) = read_rows(layout)
+        tell_progress(graph_paths.run(0, "A"))
+        graph_paths.run(0, "A").progress.write_text(text)
+    (row,) = read_rows(graph_paths)
     assert (row.status, row.phase, row.frames, row.success_rate) == ("running", None, None, None)
 
 
 def test_figures_of_another_attempt_are_left_out(tmp_path):
-    layout = save(tmp_path, ("A", running("e0.a2.y")))
-    tell_progress(layout.run(0, "A"), "e0.a1.x")
-    assert read_rows(layout)[0].phase is None
+    graph_paths = save(tmp_path, ("A", running("e0.a2.y")))
+    tell_progress(graph_paths.run(0, "A"), "e0.a1.x")
+    assert read_rows(graph_paths)[0].phase is None
 
 
 def test_figures_left_behind_by_an_ended_run_are_left_out(tmp_path):
-    layout = save(tmp_path, ("A", DONE))
-    tell_progress(layout.run(0, "A"))
-    (row,) = read_rows(layout)
+    graph_paths = save(tmp_path, ("A", DONE))
+    tell_progress(graph_paths.run(0, "A"))
+    (row,) = read_rows(graph_paths)
     assert (row.frames, row.success_rate, row.eta_seconds) == (2000, 0.875, None)
 
 
 def test_a_blocked_skill_says_who_blocks_it_rather_than_all_it_waits_for(tmp_path):
-    layout = save(
+    graph_paths = save(
         tmp_path,
         ("A", FAILED),
         ("B", WAITING),
         ("C", Blocked(blocked_by=("A",)), ("A", "B")),
         ("D", WAITING, ("B",)),
     )
-    rows = read_rows(layout)
+    rows = read_rows(graph_paths)
     assert rows[2].waits_for == ("A",)
     assert rows[3].waits_for == ("B",)
 
@@ -132,10 +132,10 @@ def test_a_blocked_skill_says_who_blocks_it_rather_than_all_it_waits_for(tmp_pat
     ["", "{", "[]", "{}", '{"skills": [1]}', '{"skills": [{"skill": "A"}]}', '{"skills": null}'],
 )
 def test_a_damaged_state_is_named(tmp_path, text):
-    layout = GraphPaths(tmp_path)
-    layout.scheduler_state.write_text(text)
+    graph_paths = GraphPaths(tmp_path)
+    graph_paths.scheduler_state.write_text(text)
     with pytest.raises(FileRefusedError, match=r"scheduler_state\.json"):
-        read_rows(layout)
+        read_rows(graph_paths)
 
 
 @pytest.mark.parametrize(

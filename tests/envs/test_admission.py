@@ -24,7 +24,7 @@ TRUSTED = WOOD._replace(
 
 
 @pytest.fixture
-def layout(tmp_path):
+def run_paths(tmp_path):
     return run_folder(tmp_path / "run")
 
 
@@ -32,25 +32,25 @@ def untried(*_):
     raise AssertionError("a run that has approvals is not tried again")
 
 
-def test_a_run_whose_code_has_approvals_is_opened_without_a_dry_run(layout, monkeypatch):
-    relay_run(layout)
+def test_a_run_whose_code_has_approvals_is_opened_without_a_dry_run(run_paths, monkeypatch):
+    relay_run(run_paths)
     monkeypatch.setattr(skill_module, "approvals_of", untried)
-    assert [task.skill for task in open_module(layout.module).tasks] == ["Go First", "Go Second"]
+    assert [task.skill for task in open_module(run_paths.module).tasks] == ["Go First", "Go Second"]
 
 
-def test_the_trainer_refuses_a_run_whose_code_has_no_approval(layout):
-    relay_run(layout, approvals=(CodeApproval(digest="0" * 64),))
+def test_the_trainer_refuses_a_run_whose_code_has_no_approval(run_paths):
+    relay_run(run_paths, approvals=(CodeApproval(digest="0" * 64),))
     with pytest.raises(SkillError, match=r"9\.py:\d+: the code of step 'Go First' has no approval"):
-        open_module(layout.module)
+        open_module(run_paths.module)
     with pytest.raises(SkillError, match="has no approval; prepare the run again"):
-        trainer.run(TrainConfig(module_path=layout.module), StopSignal())
+        trainer.run(TrainConfig(module_path=run_paths.module), StopSignal())
 
 
-def test_a_run_of_today_without_any_approval_is_refused_and_not_tried(layout, monkeypatch):
-    relay_run(layout, approvals=())
+def test_a_run_of_today_without_any_approval_is_refused_and_not_tried(run_paths, monkeypatch):
+    relay_run(run_paths, approvals=())
     monkeypatch.setattr(skill_module, "approvals_of", untried)
     with pytest.raises(SkillError, match="has no approval"):
-        open_module(layout.module)
+        open_module(run_paths.module)
 
 
 CHANGES = [
@@ -61,21 +61,21 @@ CHANGES = [
 
 
 @pytest.mark.parametrize(("old", "new"), CHANGES)
-def test_code_that_was_changed_afterwards_has_no_approval(layout, old, new):
-    relay_run(layout)
-    text = layout.module.read_text()
+def test_code_that_was_changed_afterwards_has_no_approval(run_paths, old, new):
+    relay_run(run_paths)
+    text = run_paths.module.read_text()
     assert old in text
-    layout.module.write_text(text.replace(old, new))
+    run_paths.module.write_text(text.replace(old, new))
     with pytest.raises(SkillError):
-        open_module(layout.module)
+        open_module(run_paths.module)
 
 
-def test_the_approval_heeds_neither_names_nor_counts_nor_comments(layout):
-    relay_run(layout)
-    text = layout.module.read_text()
-    layout.module.write_text(text.replace("    return", "    # why\n    return"))
-    assert len(open_module(layout.module).tasks) == len(RELAY_PLAN)
-    assert len(approved(layout)) == 1, "both steps have the same code"
+def test_the_approval_heeds_neither_names_nor_counts_nor_comments(run_paths):
+    relay_run(run_paths)
+    text = run_paths.module.read_text()
+    run_paths.module.write_text(text.replace("    return", "    # why\n    return"))
+    assert len(open_module(run_paths.module).tasks) == len(RELAY_PLAN)
+    assert len(approved(run_paths)) == 1, "both steps have the same code"
 
 
 def test_a_module_of_its_own_is_tried_when_it_is_opened(tmp_path, monkeypatch):
@@ -96,11 +96,11 @@ def test_a_module_of_its_own_that_fails_the_dry_run_is_refused(tmp_path):
     assert str(refused.value).startswith(f"{module}:")
 
 
-def test_a_damaged_approval_stops_and_says_which_file(layout):
-    [path] = (layout.folder / "approvals").glob("*.json")
+def test_a_damaged_approval_stops_and_says_which_file(run_paths):
+    [path] = (run_paths.folder / "approvals").glob("*.json")
     path.write_text(path.read_text().replace('"trusted": false', '"trusted": true'))
     with pytest.raises(Exception, match=re.escape(str(path))):
-        open_module(layout.module)
+        open_module(run_paths.module)
 
 
 def digests(text: str) -> list[str]:

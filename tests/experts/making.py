@@ -139,9 +139,9 @@ def candidate_in(
     )
 
 
-def contents(layout: GraphPaths) -> dict[int, tuple[int, str]]:
+def contents(graph_paths: GraphPaths) -> dict[int, tuple[int, str]]:
     """What a reader finds: frames and content of every expert, each verified."""
-    store = ExpertStore(layout)
+    store = ExpertStore(graph_paths)
     return {
         version.index: (version.frames, content_of(store.verify(version)))
         for version in store.manifest().experts.values()

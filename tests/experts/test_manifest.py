@@ -28,30 +28,32 @@ def version(index: int) -> ExpertVersion:
 
 
 @pytest.fixture(params=[0, 1, 3])
-def layout(tmp_path, request) -> GraphPaths:
-    layout = GraphPaths(tmp_path)
+def graph_paths(tmp_path, request) -> GraphPaths:
+    graph_paths = GraphPaths(tmp_path)
     experts = {index: version(index) for index in range(request.param)}
-    manifests.swap(layout, manifests.Manifest(generation=2, experts=experts, merged=("r1", "r2")))
-    return layout
+    manifests.swap(
+        graph_paths, manifests.Manifest(generation=2, experts=experts, merged=("r1", "r2"))
+    )
+    return graph_paths
 
 
-def test_a_manifest_comes_back_with_a_line_per_expert(layout):
-    found = manifests.read(layout)
+def test_a_manifest_comes_back_with_a_line_per_expert(graph_paths):
+    found = manifests.read(graph_paths)
     assert (found.generation, found.merged) == (2, ("r1", "r2"))
     assert found.experts == {index: version(index) for index in found.experts}
-    lines = [line for line in layout.manifest.read_text().splitlines() if '{"index"' in line]
+    lines = [line for line in graph_paths.manifest.read_text().splitlines() if '{"index"' in line]
     assert len(lines) == len(found.experts)
 
 
-def test_a_manifest_without_its_seal_or_of_another_format_is_refused(layout):
-    document = json.loads(layout.manifest.read_text())
+def test_a_manifest_without_its_seal_or_of_another_format_is_refused(graph_paths):
+    document = json.loads(graph_paths.manifest.read_text())
     seal = document.pop(records.SEAL)
-    layout.manifest.write_text(json.dumps(document))
+    graph_paths.manifest.write_text(json.dumps(document))
     with pytest.raises(FileRefusedError, match="has no seal"):
-        manifests.read_file(layout.manifest)
-    layout.manifest.write_text(json.dumps({**document, "format": 2, "sha256": seal}))
+        manifests.read_file(graph_paths.manifest)
+    graph_paths.manifest.write_text(json.dumps({**document, "format": 2, "sha256": seal}))
     with pytest.raises(FormatVersionError, match="format 2, this flowrl reads 1"):
-        manifests.read_file(layout.manifest)
+        manifests.read_file(graph_paths.manifest)
 
 
 @pytest.mark.parametrize(
@@ -66,8 +68,8 @@ def test_a_manifest_without_its_seal_or_of_another_format_is_refused(layout):
     ],
 )
 def test_a_malformed_manifest_is_refused_by_its_key(tmp_path, change, problem):
-    layout = GraphPaths(tmp_path)
-    manifests.swap(layout, manifests.Manifest(experts={0: version(0)}))
-    rewrite(layout.manifest, change)
+    graph_paths = GraphPaths(tmp_path)
+    manifests.swap(graph_paths, manifests.Manifest(experts={0: version(0)}))
+    rewrite(graph_paths.manifest, change)
     with pytest.raises(FileRefusedError, match=problem):
-        manifests.read_file(layout.manifest)
+        manifests.read_file(graph_paths.manifest)

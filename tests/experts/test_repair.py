@@ -40,8 +40,8 @@ def frames_after_fall_back(store: ExpertStore, index: int) -> int | None:
 
 
 def test_what_a_lost_generation_brought_in_is_kept_as_long_as_it_would_have_been(store):
-    kept = manifests.read_file(store.layout.history / "1.json").experts[0]
-    storage.remove_file(store.layout.history / "1.json")
+    kept = manifests.read_file(store.graph_paths.history / "1.json").experts[0]
+    storage.remove_file(store.graph_paths.history / "1.json")
     assert store.collect_garbage() == ()
     assert content_of(store.verify(kept)) == "r1"
     assert store.collect_garbage(None) == ()
@@ -51,17 +51,17 @@ def test_a_usable_expert_is_left_alone(store):
     version = store.manifest().experts[0]
     assert usable(store, version) == version
     assert store.manifest().generation == 4
-    assert notices.read(store.layout) == {}
+    assert notices.read(store.graph_paths) == {}
 
 
 def test_a_damaged_expert_is_replaced_set_aside_and_told_of(store, caplog):
     broken = store.manifest().experts[0]
     truncate(store, 0)
     assert usable(store, broken).frames == 2
-    aside = store.layout.quarantine / store.path_of(broken).relative_to(store.layout.root)
+    aside = store.graph_paths.quarantine / store.path_of(broken).relative_to(store.graph_paths.root)
     assert (aside / "_METADATA").exists()
     assert "sha256" in aside.with_name(aside.name + ".why.txt").read_text()
-    text = notices.read(store.layout)["damage_expert_0"]
+    text = notices.read(store.graph_paths)["damage_expert_0"]
     assert "v000002-r2 (2 frames) counts again" in text
     assert "expert 0 (Skill 0) was damaged" in caplog.text
 
@@ -73,9 +73,9 @@ def test_an_expert_without_a_whole_version_is_refused_with_the_remedy(store):
         with pytest.raises(ExpertCorruptError, match=r"No earlier version is whole: .*--repair"):
             usable(store, broken)
     assert store.manifest().generation == 4
-    assert "--repair" in notices.read(store.layout)["damage_expert_1"]
+    assert "--repair" in notices.read(store.graph_paths)["damage_expert_1"]
     drop(store, broken, "no version is whole")
-    assert contents(store.layout) == {0: (3, "r4")}
+    assert contents(store.graph_paths) == {0: (3, "r4")}
 
 
 def test_a_fall_back_brings_back_nothing_that_was_rolled_back(store):
@@ -87,7 +87,7 @@ def test_a_fall_back_brings_back_nothing_that_was_rolled_back(store):
 def test_a_truncated_expert_falls_back_to_its_previous_version(store):
     truncate(store, 0)
     assert frames_after_fall_back(store, 0) == 2
-    assert contents(store.layout) == {0: (2, "r2"), 1: (9, "r3")}
+    assert contents(store.graph_paths) == {0: (2, "r2"), 1: (9, "r3")}
     assert store.manifest().generation == 5
 
 
@@ -108,19 +108,21 @@ def test_a_fall_back_that_was_killed_is_finished_by_the_next_start(store, monkey
     monkeypatch.setattr(store, "amend", killed)
     with pytest.raises(KeyboardInterrupt):
         usable(store, broken)
-    recover_graph(store.layout)
+    recover_graph(store.graph_paths)
     assert store.manifest().experts[0].frames == 2
-    assert "counts again" in notices.read(store.layout)["damage_expert_0"]
-    assert (store.layout.quarantine / store.path_of(broken).relative_to(store.layout.root)).exists()
+    assert "counts again" in notices.read(store.graph_paths)["damage_expert_0"]
+    assert (
+        store.graph_paths.quarantine / store.path_of(broken).relative_to(store.graph_paths.root)
+    ).exists()
 
 
 def test_a_rollback_is_a_new_generation_with_old_experts_and_the_whole_ledger(store):
     rollback(store, 2)
     manifest = store.manifest()
-    assert contents(store.layout) == {0: (2, "r2")}
+    assert contents(store.graph_paths) == {0: (2, "r2")}
     assert (manifest.generation, manifest.merged) == (5, ("r1", "r2", "r3", "r4"))
     rollback(store, 4)
-    assert contents(store.layout) == {0: (3, "r4"), 1: (9, "r3")}
+    assert contents(store.graph_paths) == {0: (3, "r4"), 1: (9, "r3")}
 
 
 def test_a_rollback_survives_garbage_collection_and_recovery(store):
@@ -138,7 +140,7 @@ def test_a_rollback_to_a_damaged_version_changes_nothing(store):
 
 
 def test_a_generation_under_another_s_name_is_refused(store):
-    storage.copy_file(store.layout.history / "1.json", store.layout.history / "2.json")
+    storage.copy_file(store.graph_paths.history / "1.json", store.graph_paths.history / "2.json")
     with pytest.raises(FileRefusedError, match="holds no whole generation 2; choose among 1, 3, 4"):
         rollback(store, 2)
     assert store.manifest().generation == 4

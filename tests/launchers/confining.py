@@ -133,8 +133,8 @@ KEY = "secret key\n"
 def confined(job: Job, *, hidden: Path | None = None) -> Job:
     """The same job in bubblewrap."""
     how = sandbox.confinement("bwrap", hidden or job.folder.parent)
-    place = RunPaths(job.folder, 0)
-    return replace(job, sandbox=how.around(place, cwd=job.cwd, env=job.env))
+    run_paths = RunPaths(job.folder, 0)
+    return replace(job, sandbox=how.around(run_paths, cwd=job.cwd, env=job.env))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -69,16 +69,16 @@ def plant(how, path: Path) -> None:
 @pytest.mark.parametrize("how", PLANTS)
 def test_records_of_the_runner_are_not_followed(make_job, how):
     job = make_job("pass")
-    place = RunPaths(job.folder, 0)
-    for path in (place.start_json, place.exit_json, place.result_json):
+    run_paths = RunPaths(job.folder, 0)
+    for path in (run_paths.start_json, run_paths.exit_json, run_paths.result_json):
         plant(how, path)
     assert run_status.read_start(job.folder, job.run_id) is None
     assert run_status.read_exit(job.folder, job.run_id) is None
     handle = Handle(run_id=job.run_id, session="s", pid=2**22 + 1, start_time="no:1")
     assert run_status.outcome(handle, job.folder) is not None
-    plant(how, place.result_json)
+    plant(how, run_paths.result_json)
     with pytest.raises(FileRefusedError):
-        read_result(place)
+        read_result(run_paths)
 
 
 @pytest.mark.parametrize(
@@ -101,9 +101,9 @@ def test_a_launch_writes_nowhere_else(local, make_job, how, name):
 
 @pytest.mark.parametrize("how", PLANTS)
 def test_status_shows_nothing_that_progress_points_to(tmp_path, capsys, how):
-    layout = save(tmp_path, ("A", running()))
-    tell_progress(layout.run(0, "A"))
-    plant(how, layout.run(0, "A").progress)
+    graph_paths = save(tmp_path, ("A", running()))
+    tell_progress(graph_paths.run(0, "A"))
+    plant(how, graph_paths.run(0, "A").progress)
     assert cli.main(["status", str(tmp_path), "--json"]) == 69
     row = json.loads(capsys.readouterr().out)["skills"][0]
     assert (row["frames"], row["phase"]) == (None, None)
@@ -112,16 +112,16 @@ def test_status_shows_nothing_that_progress_points_to(tmp_path, capsys, how):
 @pytest.mark.parametrize("how", PLANTS)
 def test_no_log_is_followed_or_read_without_end(tmp_path, capsys, monkeypatch, how):
     monkeypatch.setattr(sessions, "LIMIT_BYTES", 1000)
-    layout = save(tmp_path, ("A", running()))
-    storage.make_dir(layout.run(0, "A").folder)
-    plant(how, layout.run(0, "A").training_log)
+    graph_paths = save(tmp_path, ("A", running()))
+    storage.make_dir(graph_paths.run(0, "A").folder)
+    plant(how, graph_paths.run(0, "A").training_log)
     assert cli.main(["logs", "A", "--graph-path", str(tmp_path)]) == (0 if how is huge else 1)
     assert SECRET not in capsys.readouterr().out
 
 
 def test_a_log_that_becomes_a_link_between_two_looks_is_refused(tmp_path, monkeypatch):
-    layout = save(tmp_path, ("A", running()))
-    path = layout.run(0, "A").training_log
+    graph_paths = save(tmp_path, ("A", running()))
+    path = graph_paths.run(0, "A").training_log
     storage.make_dir(path.parent)
     plant(link, path)
     monkeypatch.setattr(sessions, "_newest_log", lambda *_: path)
@@ -132,55 +132,57 @@ def test_a_log_that_becomes_a_link_between_two_looks_is_refused(tmp_path, monkey
 @pytest.mark.parametrize("what", ["module", "metrics", "training_log", "older_training_log"])
 @pytest.mark.parametrize("how", [link, dangling, pipe, folder])
 def test_records_that_are_none_are_not_archived(tmp_path, what, how):
-    layout = GraphPaths(tmp_path)
-    ready = prepare(layout, WOOD, 0, {})
-    finish(ready.layout, {0: 100})
-    plant(how, getattr(ready.layout, what))
-    _, refused = merge_finished(layout)
+    graph_paths = GraphPaths(tmp_path)
+    ready = prepare(graph_paths, WOOD, 0, {})
+    finish(ready.run_paths, {0: 100})
+    plant(how, getattr(ready.run_paths, what))
+    _, refused = merge_finished(graph_paths)
     assert list(refused) == [ready.run_folder]
     assert "a plain file" in refused[ready.run_folder]
-    assert not layout.manifest.exists() or "e0" not in layout.manifest.read_text()
+    assert not graph_paths.manifest.exists() or "e0" not in graph_paths.manifest.read_text()
 
 
 @pytest.mark.parametrize("what", ["policies", "finals", "expert", "file", "run_json"])
 def test_experts_that_are_links_are_not_merged(tmp_path, what):
-    layout = GraphPaths(tmp_path)
-    ready = prepare(layout, WOOD, 0, {})
-    place = ready.layout
-    finish(place, {0: 100})
-    first = sorted(path for path in place.final(0).rglob("*") if path.is_file())[0]
-    at = {"policies": place.policies, "finals": place.finals, "expert": place.final(0)}
-    path = {**at, "file": first, "run_json": place.run_json}[what]
+    graph_paths = GraphPaths(tmp_path)
+    ready = prepare(graph_paths, WOOD, 0, {})
+    run_paths = ready.run_paths
+    finish(run_paths, {0: 100})
+    first = sorted(path for path in run_paths.final(0).rglob("*") if path.is_file())[0]
+    at = {"policies": run_paths.policies, "finals": run_paths.finals, "expert": run_paths.final(0)}
+    path = {**at, "file": first, "run_json": run_paths.run_json}[what]
     path.rename(tmp_path / "elsewhere")
     path.symlink_to(tmp_path / "elsewhere")
-    _, refused = merge_finished(layout)
-    assert list(refused) == [place.folder]
-    assert not (layout.skill_folder(0, WOOD)).exists()
+    _, refused = merge_finished(graph_paths)
+    assert list(refused) == [run_paths.folder]
+    assert not (graph_paths.skill_folder(0, WOOD)).exists()
 
 
 def test_an_expert_of_impossible_size_is_refused_before_it_is_read(tmp_path):
-    layout = GraphPaths(tmp_path)
-    place = prepare(layout, WOOD, 0, {}).layout
-    finish(place, {0: 100})
-    with (place.final(0) / "more").open("wb") as file:
+    graph_paths = GraphPaths(tmp_path)
+    run_paths = prepare(graph_paths, WOOD, 0, {}).run_paths
+    finish(run_paths, {0: 100})
+    with (run_paths.final(0) / "more").open("wb") as file:
         file.truncate(2**33)
-    _, refused = merge_finished(layout)
-    assert "bytes, over" in refused[place.folder]
+    _, refused = merge_finished(graph_paths)
+    assert "bytes, over" in refused[run_paths.folder]
 
 
 @pytest.mark.parametrize("how", [link, dangling, pipe])
 @pytest.mark.parametrize("what", ["tensorboard", "wandb"])
 def test_what_other_programs_left_is_archived_without_links(tmp_path, what, how):
-    layout = GraphPaths(tmp_path)
-    place = prepare(layout, WOOD, 0, {}).layout
-    finish(place, {0: 100})
-    folder = getattr(place, what)
+    graph_paths = GraphPaths(tmp_path)
+    run_paths = prepare(graph_paths, WOOD, 0, {}).run_paths
+    finish(run_paths, {0: 100})
+    folder = getattr(run_paths, what)
     folder.mkdir()
     (folder / "events").write_text("mine")
     plant(how, folder / "planted")
-    merged, _ = merge_finished(layout)
+    merged, _ = merge_finished(graph_paths)
     assert len(merged) == 1
-    assert [path.name for path in (layout.skill_folder(0, WOOD) / what).iterdir()] == ["events"]
+    assert [path.name for path in (graph_paths.skill_folder(0, WOOD) / what).iterdir()] == [
+        "events"
+    ]
 
 
 def forged_start(job: Job, victim: subprocess.Popen) -> str:
@@ -240,10 +242,10 @@ steps_per_second eta_seconds updated_at
 KEYS = WORDS.split()
 
 
-def refusal(read, place: RunPaths) -> str:
+def refusal(read, run_paths: RunPaths) -> str:
     """Why a record is refused; "" when it is not. No other error comes through."""
     try:
-        read(place)
+        read(run_paths)
     except FlowrlError as error:
         return str(error)
     return ""
@@ -252,14 +254,19 @@ def refusal(read, place: RunPaths) -> str:
 @given(facts=st.dictionaries(st.sampled_from(KEYS), JSON), own=st.booleans())
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_whatever_stands_in_a_record_nobody_stumbles(tmp_path, facts, own):
-    place = RunPaths(tmp_path, 0)
+    run_paths = RunPaths(tmp_path, 0)
     text = json.dumps({**facts, "format": 1} | ({"run_id": "e0.a1.x"} if own else {}))
-    for path in (place.start_json, place.exit_json, place.result_json, place.progress):
+    for path in (
+        run_paths.start_json,
+        run_paths.exit_json,
+        run_paths.result_json,
+        run_paths.progress,
+    ):
         path.write_text(text)
     handle = Handle(run_id="e0.a1.x", session="s", pid=2**22 + 1, start_time="no:1")
     assert run_status.outcome(handle, tmp_path) is not None
     for read in (read_progress, read_result):
-        assert len(refusal(read, place)) < 2000
+        assert len(refusal(read, run_paths)) < 2000
 
 
 def test_a_signal_that_there_is_none_of_is_no_end(tmp_path):

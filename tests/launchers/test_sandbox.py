@@ -404,11 +404,13 @@ def test_a_gpu_is_shown_to_those_who_train_on_it_alone(monkeypatch, tmp_path):
     made.mkdir()
     (made / "nvidia0").touch()
     monkeypatch.setattr(sandbox, "_DEVICE_FOLDER", made)
-    how, place = sandbox.Confinement(program="bwrap"), RunPaths(tmp_path, 0)
+    how, run_paths = sandbox.Confinement(program="bwrap"), RunPaths(tmp_path, 0)
     assert str(made / "nvidia0") in how.around(
-        place, cwd=tmp_path, env=child_env(("0",), environ={})
+        run_paths, cwd=tmp_path, env=child_env(("0",), environ={})
     )
-    assert str(made / "nvidia0") not in how.around(place, cwd=tmp_path, env=child_env(environ={}))
+    assert str(made / "nvidia0") not in how.around(
+        run_paths, cwd=tmp_path, env=child_env(environ={})
+    )
 
 
 def test_confined_trainers_are_given_no_key_that_only_the_network_needs():

@@ -71,9 +71,9 @@ def test_lines_name_each_agent(capsys, folder):
 
 
 def changed(folder, **facts):
-    paths = IndependentPaths(folder)
-    run = json.loads(paths.run_json.read_text())
-    paths.run_json.write_text(json.dumps(run | facts))
+    run_paths = IndependentPaths(folder)
+    run = json.loads(run_paths.run_json.read_text())
+    run_paths.run_json.write_text(json.dumps(run | facts))
 
 
 @pytest.mark.parametrize(

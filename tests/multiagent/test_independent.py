@@ -50,9 +50,9 @@ def whole(tmp_path_factory):
 
 def assert_same(folder: Path, whole: IndependentPaths) -> None:
     """The same bits, and each epoch once."""
-    paths = IndependentPaths(folder)
-    assert contents(paths) == contents(whole)
-    assert [line["epoch"] for line in lines(paths)] == list(range(MANY))
+    run_paths = IndependentPaths(folder)
+    assert contents(run_paths) == contents(whole)
+    assert [line["epoch"] for line in lines(run_paths)] == list(range(MANY))
 
 
 @pytest.mark.parametrize(
@@ -104,20 +104,20 @@ def test_a_run_in_tmux_is_attached_to_killed_and_gone_on_with(tmux, tmp_path, wh
         folder=folder,
         results=("result.json",),
     )
-    paths = IndependentPaths(folder)
+    run_paths = IndependentPaths(folder)
     handle = tmux.launch(job)
     with somebody_attached(tmux, job.name):
-        until(lambda: paths.metrics.exists() and len(lines(paths)) > 2, seconds=60)
-        kept = lines(paths)[:-1]  # a kill may come before the last of them is saved
+        until(lambda: run_paths.metrics.exists() and len(lines(run_paths)) > 2, seconds=60)
+        kept = lines(run_paths)[:-1]  # a kill may come before the last of them is saved
         os.kill(run_status.read_start(folder, job.run_id).job_pid, signal.SIGKILL)
         outcome = end_of(tmux, handle, job)
     assert isinstance(outcome, Exited)
     assert (outcome.cause, outcome.signal) == (ExitCause.SIGNAL, signal.SIGKILL)
-    assert not paths.result_json.exists()
+    assert not run_paths.result_json.exists()
     again = tmux.launch(job)
     assert again.session == handle.session
     assert end_of(tmux, again, job, seconds=60) == Finished(folder)
-    assert lines(paths)[: len(kept)] == kept  # with their seconds: no epoch is trained twice
+    assert lines(run_paths)[: len(kept)] == kept  # with their seconds: no epoch is trained twice
     assert_same(folder, whole)
 
 
@@ -126,12 +126,12 @@ def test_a_run_in_tmux_is_attached_to_killed_and_gone_on_with(tmux, tmp_path, wh
 )
 @pytest.mark.slow
 def test_a_run_that_is_asked_to_stop_saves_and_goes_on(tmp_path, whole, number, code):
-    paths = IndependentPaths(tmp_path)
+    run_paths = IndependentPaths(tmp_path)
     child = subprocess.Popen([*command(tmp_path), "--checkpoint_seconds=0"])
-    until(lambda: paths.metrics.exists() and len(lines(paths)) > 2, seconds=60)
+    until(lambda: run_paths.metrics.exists() and len(lines(run_paths)) > 2, seconds=60)
     child.send_signal(number)
     assert child.wait(limit(30)) == code
-    assert paths.resume.exists()
+    assert run_paths.resume.exists()
     assert ended(tmp_path).returncode == 0
     assert_same(tmp_path, whole)
 
@@ -172,15 +172,15 @@ def test_a_hung_world_ends_the_program_with_one_line(tmp_path, verb):
     assert "Traceback" not in done.stderr
 
 
-def killed(paths: IndependentPaths, words: tuple[str, ...], drawn: random.Random) -> bool:
+def killed(run_paths: IndependentPaths, words: tuple[str, ...], drawn: random.Random) -> bool:
     """Kill a run at a random instant after some epoch; whether a checkpoint had been saved."""
 
     def logged() -> list[str]:
-        return paths.metrics.read_text().splitlines() if paths.metrics.exists() else []
+        return run_paths.metrics.read_text().splitlines() if run_paths.metrics.exists() else []
 
     before = logged()
     last = drawn.randint(len(before), MANY) if len(before) < MANY else MANY + 1
-    child = subprocess.Popen([*command(paths.folder), *words], stderr=subprocess.DEVNULL)
+    child = subprocess.Popen([*command(run_paths.folder), *words], stderr=subprocess.DEVNULL)
     while child.poll() is None and len(logged()) < last:
         time.sleep(0.002)
     time.sleep(drawn.uniform(0, 0.2))
@@ -188,7 +188,7 @@ def killed(paths: IndependentPaths, words: tuple[str, ...], drawn: random.Random
     ended = child.wait()
     kept = before[:-1]  # the last of them may not have been saved
     assert logged()[: len(kept)] == kept  # with their seconds: no epoch is trained twice
-    return ended == -signal.SIGKILL and has_resume(paths.resume)
+    return ended == -signal.SIGKILL and has_resume(run_paths.resume)
 
 
 @pytest.mark.slow
@@ -202,9 +202,9 @@ def test_a_run_killed_at_random_instants_goes_on_to_the_same_bits(tmp_path, word
     whole, drawn, kills = IndependentPaths(tmp_path / "whole"), random.Random(str(words)), 0
     assert ended(whole.folder, *words).returncode == 0
     for number in itertools.count():
-        paths = IndependentPaths(tmp_path / f"run{number}")
-        while not paths.result_json.exists():
-            kills += killed(paths, words, drawn)
-        assert_same(paths.folder, whole)
+        run_paths = IndependentPaths(tmp_path / f"run{number}")
+        while not run_paths.result_json.exists():
+            kills += killed(run_paths, words, drawn)
+        assert_same(run_paths.folder, whole)
         if kills >= 12:
             return

@@ -94,35 +94,35 @@ def stopped(train, stopped_once, tmp_path):
     return IndependentPaths(tmp_path / "run")
 
 
-def result(paths: IndependentPaths) -> IndependentResult:
-    return records.read(paths.result_json, IndependentResult)
+def result(run_paths: IndependentPaths) -> IndependentResult:
+    return records.read(run_paths.result_json, IndependentResult)
 
 
-def contents(paths: IndependentPaths) -> list[str]:
+def contents(run_paths: IndependentPaths) -> list[str]:
     """A digest of each agent's parameters."""
-    return [report.content for report in result(paths).agents]
+    return [report.content for report in result(run_paths).agents]
 
 
-def lines(paths: IndependentPaths) -> list[dict]:
-    return [json.loads(line) for line in paths.metrics.read_text().splitlines()]
+def lines(run_paths: IndependentPaths) -> list[dict]:
+    return [json.loads(line) for line in run_paths.metrics.read_text().splitlines()]
 
 
 def test_a_run_leaves_what_it_did_and_each_agent_alone(train, tmp_path):
-    paths = train("--timeline", str(tmp_path / "trace.json"))
-    found = result(paths)
+    run_paths = train("--timeline", str(tmp_path / "trace.json"))
+    found = result(run_paths)
     assert (found.epochs, found.frames, found.frozen) == (EPOCHS, EPOCHS * 4 * 8, ())
     for agent, sizes in enumerate([(2, 2), (3, 3), (4, 4)]):
         like = checkpoint.like_of(expert_shapes(*sizes, 8))
-        params = checkpoint.load_expert(paths.final(agent), like)
+        params = checkpoint.load_expert(run_paths.final(agent), like)
         assert checkpoint.array_digest(params) == found.agents[agent].content
-    assert [line["epoch"] for line in lines(paths)] == list(range(EPOCHS))
-    assert [line["lag"] for line in lines(paths)] == [0, 1, 1, 1, 1]
-    for line in lines(paths):
+    assert [line["epoch"] for line in lines(run_paths)] == list(range(EPOCHS))
+    assert [line["lag"] for line in lines(run_paths)] == [0, 1, 1, 1, 1]
+    for line in lines(run_paths):
         assert line["agent_2/return"] >= 0
         assert {"agent_0/loss", "agent_1/entropy", "buffer_age", "learn_seconds"} <= set(line)
-    progress = runs.read_progress(paths)
+    progress = runs.read_progress(run_paths)
     assert (progress.updates, progress.frames) == (EPOCHS, progress.total_frames)
-    assert not paths.resume.exists()
+    assert not run_paths.resume.exists()
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     calls = [(each["name"], each["args"]["epoch"]) for each in events if each["ph"] == "X"]
     assert {(name, n) for name in ("collect", "learn") for n in range(EPOCHS)} <= set(calls)
@@ -142,34 +142,34 @@ def test_a_run_leaves_what_it_did_and_each_agent_alone(train, tmp_path):
 )
 def test_a_stopped_run_goes_on_to_the_same_bits_with_overlap_or_without(train, words):
     whole = train(*words, folder="whole")
-    paths = train(*words, stop=stop_after(2), expected=85)
-    assert not paths.result_json.exists()
-    before = lines(paths)
+    run_paths = train(*words, stop=stop_after(2), expected=85)
+    assert not run_paths.result_json.exists()
+    before = lines(run_paths)
     train(*words, "--no-overlap")
-    assert lines(paths)[:2] == before  # with their seconds: no epoch is trained twice
-    assert contents(paths) == contents(whole)
-    assert [line["epoch"] for line in lines(paths)] == list(range(EPOCHS))
-    for one, other in zip(lines(paths), lines(whole), strict=True):
+    assert lines(run_paths)[:2] == before  # with their seconds: no epoch is trained twice
+    assert contents(run_paths) == contents(whole)
+    assert [line["epoch"] for line in lines(run_paths)] == list(range(EPOCHS))
+    for one, other in zip(lines(run_paths), lines(whole), strict=True):
         kept = {name for name in one if "seconds" not in name}
         assert {name: one[name] for name in kept} == {name: other[name] for name in kept}
 
 
-def all_files(paths: IndependentPaths) -> dict:
-    return {path: path.read_bytes() for path in paths.folder.rglob("*") if path.is_file()}
+def all_files(run_paths: IndependentPaths) -> dict:
+    return {path: path.read_bytes() for path in run_paths.folder.rglob("*") if path.is_file()}
 
 
 def test_a_person_is_told_where_a_run_stops_and_goes_on_and_ends(train, caplog):
     caplog.set_level(logging.INFO, "flowrl")
-    paths = train(stop=stop_after(2), expected=85)
+    run_paths = train(stop=stop_after(2), expected=85)
     assert caplog.messages[-1] == "saved at epoch 2; the same command goes on"
     caplog.clear()
     train()
     assert caplog.messages[0] == "goes on from epoch 2"
-    assert caplog.messages[-1] == f"finished, see {paths.result_json}"
-    before = all_files(paths)
+    assert caplog.messages[-1] == f"finished, see {run_paths.result_json}"
+    before = all_files(run_paths)
     train("--debug")
-    assert caplog.messages[-1] == f"already finished, see {paths.result_json}"
-    assert all_files(paths) == before
+    assert caplog.messages[-1] == f"already finished, see {run_paths.result_json}"
+    assert all_files(run_paths) == before
     for word, problem in (("--seed=1", "--seed 0, not 1"), ("--epochs=9", "--epochs 5, not 9")):
         with pytest.raises(ConfigError) as refused:
             train(word)
@@ -179,10 +179,10 @@ def test_a_person_is_told_where_a_run_stops_and_goes_on_and_ends(train, caplog):
         train("--world=only_apple", "--seed=1")  # the world comes first, whatever else differs
     with pytest.raises(ConfigError, match=r"--lr 0\.001, not 0\.1 0\.2 0\.3; give"):
         train("--lr", "0.1", "0.2", "0.3")
-    assert all_files(paths) == before
+    assert all_files(run_paths) == before
     train("--seed=1", "--no-resume", stop=stop_after(1), expected=85)
-    assert not paths.result_json.exists()
-    assert not paths.finals.exists()
+    assert not run_paths.result_json.exists()
+    assert not run_paths.finals.exists()
 
 
 def test_other_code_of_a_world_of_ones_own_is_refused(train, tmp_path, monkeypatch):
@@ -190,15 +190,17 @@ def test_other_code_of_a_world_of_ones_own_is_refused(train, tmp_path, monkeypat
     code.write_text("from flowrl.multiagent.own_worlds import MatchTheSign as Signs\n")
     monkeypatch.syspath_prepend(tmp_path)
     world = "--world=signs_of_ones_own:Signs"
-    paths = train(world, stop=stop_after(1), expected=85)
+    run_paths = train(world, stop=stop_after(1), expected=85)
     train(world, stop=stop_after(1), expected=85)
-    before, text = all_files(paths), code.read_text()
+    before, text = all_files(run_paths), code.read_text()
     code.write_text(f"{text}# another\n")
     with pytest.raises(ConfigError) as refused:
         train(world)
-    problem = f"{paths.folder} was begun with other code in {code}; restore it, or give --no-resume"
+    problem = (
+        f"{run_paths.folder} was begun with other code in {code}; restore it, or give --no-resume"
+    )
     assert str(refused.value).startswith(problem)
-    assert all_files(paths) == before
+    assert all_files(run_paths) == before
     code.write_text(text)
     assert result(train(world)).epochs == EPOCHS
 
@@ -215,20 +217,20 @@ def test_a_second_process_in_a_folder_is_refused(train, stopped):
 
 @pytest.mark.parametrize("epochs", [1, 2])
 def test_a_run_that_has_the_epochs_asked_for_is_not_ended_by_them(train, epochs):
-    paths = train(stop=stop_after(2), expected=85)
-    before = all_files(paths)
+    run_paths = train(stop=stop_after(2), expected=85)
+    before = all_files(run_paths)
     with pytest.raises(
         ConfigError, match=rf"--epochs {epochs}: .* has 2 epochs; give more, or give --no-"
     ):
         train(f"--epochs={epochs}")
-    assert all_files(paths) == before
+    assert all_files(run_paths) == before
 
 
 def test_a_timeline_that_cannot_be_written_costs_nothing_else(train, tmp_path, caplog):
     place = tmp_path / "traces"
     place.mkdir()
-    paths = train(f"--timeline={place / 'trace.json'}", stop=lambda: shutil.rmtree(place, True))
-    assert result(paths).epochs == EPOCHS
+    run_paths = train(f"--timeline={place / 'trace.json'}", stop=lambda: shutil.rmtree(place, True))
+    assert result(run_paths).epochs == EPOCHS
     (warning,) = [each.message for each in caplog.records if each.levelno == logging.WARNING]
     assert warning.startswith(f"--timeline {place}/trace.json is not written: No such file")
 
@@ -327,8 +329,8 @@ def test_the_worlds_and_the_learning_of_every_epoch_have_keys_of_their_own(monke
 
 
 def test_the_age_of_a_buffer_is_the_mean_of_its_rows_and_the_lag(train):
-    paths = train("--algorithm=dqn", "--capacity=100", "--batch_size=8")
-    ages = [line["buffer_age"] for line in lines(paths)]  # an epoch has 32 rows
+    run_paths = train("--algorithm=dqn", "--capacity=100", "--batch_size=8")
+    ages = [line["buffer_age"] for line in lines(run_paths)]  # an epoch has 32 rows
     assert ages == [0, 1.5, 2, 2.0625, 2.0625]
     assert [line["buffer_age"] for line in lines(train(folder="ppo"))] == [0, 1, 1, 1, 1]
 
@@ -346,16 +348,16 @@ def test_progress_is_shown_again_after_a_full_disk(train, monkeypatch, caplog):
     monkeypatch.setattr(run, "_SHOW_SECONDS", 0.0)
     real, asked = runs.write_progress, []
 
-    def full_at_first(paths, progress):
+    def full_at_first(run_paths, progress):
         asked.append(progress.updates)
         if len(asked) == 1:
             raise OSError(28, "No space left on device")
-        real(paths, progress)
+        real(run_paths, progress)
 
     monkeypatch.setattr(runs, "write_progress", full_at_first)
-    paths = train()
+    run_paths = train()
     assert asked == [0, 1, 2, 3, 4, 5]
-    assert runs.read_progress(paths).updates == EPOCHS
+    assert runs.read_progress(run_paths).updates == EPOCHS
     (warning,) = [each.message for each in caplog.records if each.levelno == logging.WARNING]
     assert warning == "progress.json cannot be written: No space left on device"
 
@@ -390,15 +392,15 @@ def test_a_poisoned_agent_is_frozen_and_reported_and_the_others_keep_their_bits(
     whole = train(folder="whole")
     monkeypatch.setattr(run, "open_world", Poisoned)
     with caplog.at_level(logging.WARNING):
-        paths = train()
+        run_paths = train()
     (record,) = [each for each in caplog.records if "frozen" in each.message]
     assert "epoch 0: agent 1" in record.message
     assert "repair the world if its numbers are large or not finite" in record.message
-    assert result(paths).frozen == (1,)
-    assert result(paths).mean_returns[1] is None
+    assert result(run_paths).frozen == (1,)
+    assert result(run_paths).mean_returns[1] is None
     for agent in (0, 2):
-        assert contents(paths)[agent] == contents(whole)[agent]
-        for one, other in zip(lines(paths), lines(whole), strict=True):
+        assert contents(run_paths)[agent] == contents(whole)[agent]
+        for one, other in zip(lines(run_paths), lines(whole), strict=True):
             own = [name for name in one if name.startswith(f"agent_{agent}/")]
             assert [one[name] for name in own] == [other[name] for name in own]
 
@@ -457,8 +459,8 @@ def test_a_damaged_checkpoint_is_refused(train, stopped):
 
 
 def test_a_run_begins_anew_when_it_is_told_to(train, stopped):
-    paths = train("--no-resume", "--seed=1", "--epochs=1")
-    assert [line["epoch"] for line in lines(paths)] == [0]
+    run_paths = train("--no-resume", "--seed=1", "--epochs=1")
+    assert [line["epoch"] for line in lines(run_paths)] == [0]
 
 
 def test_what_is_saved_is_what_is_loaded(train, stopped, tmp_path):
@@ -497,10 +499,10 @@ def test_a_world_and_an_agent_of_the_how_to_work(tmp_path, monkeypatch):
 
 
 def test_figures_go_to_tensorboard_as_those_of_skills(train):
-    paths = train("--use_tensorboard")
-    (events,) = paths.tensorboard.iterdir()
+    run_paths = train("--use_tensorboard")
+    (events,) = run_paths.tensorboard.iterdir()
     assert b"agent_2/return" in events.read_bytes()
-    assert paths.metrics.exists()
+    assert run_paths.metrics.exists()
 
 
 def test_a_tracker_without_its_package_is_one_line_before_anything_is_trained(train, monkeypatch):

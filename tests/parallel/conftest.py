@@ -10,7 +10,7 @@ from tests.parallel.scheduling import Clock, FakeBackend, FakeLauncher, World
 
 
 @pytest.fixture
-def layout(tmp_path) -> GraphPaths:
+def graph_paths(tmp_path) -> GraphPaths:
     return GraphPaths(tmp_path / "graph")
 
 

@@ -62,7 +62,7 @@ def a_run(*plan: tuple[str, int, int], expert: int | None = None, **changes) -> 
 
 
 def prepare(
-    layout: GraphPaths,
+    graph_paths: GraphPaths,
     skill: str,
     expert: int,
     completed: Mapping[str, int],
@@ -74,7 +74,7 @@ def prepare(
     origins: Mapping[str, str] | None = None,
 ) -> PreparedRun:
     return prepare_training_run(
-        layout=layout,
+        graph_paths=graph_paths,
         graph=graph,
         skill=skill,
         expert=expert,
@@ -86,31 +86,31 @@ def prepare(
     )
 
 
-def finish(place: RunPaths, acted: Mapping[int, int]) -> RunResult:
+def finish(run_paths: RunPaths, acted: Mapping[int, int]) -> RunResult:
     """Leave behind what a trainer leaves: final experts, logs, and result.json last.
 
     An expert that did not act comes back as it was.
     """
-    run = read_run(place)
+    run = read_run(run_paths)
     reports = []
     for local, expert in enumerate(run.experts):
         steps = acted.get(expert, 0)
-        if steps == 0 and place.seed(local).exists():
-            storage.copy_tree(place.seed(local), place.final(local))
+        if steps == 0 and run_paths.seed(local).exists():
+            storage.copy_tree(run_paths.seed(local), run_paths.final(local))
         else:
-            make_expert(place.final(local), f"{run.run_id} expert {expert}")
-        tell_arrays(place.final(local))
+            make_expert(run_paths.final(local), f"{run.run_id} expert {expert}")
+        tell_arrays(run_paths.final(local))
         reports.append(
             ExpertReport(
                 expert=expert,
                 acted=steps,
-                sha256=storage.tree_digest(place.final(local)),
-                content=content_digest(place.final(local)),
+                sha256=storage.tree_digest(run_paths.final(local)),
+                content=content_digest(run_paths.final(local)),
                 shapes=SHAPES,
             )
         )
-    place.training_log.write_text(f"log of {run.run_id}\n")
-    place.metrics.write_text('{"updates": 1}\n')
+    run_paths.training_log.write_text(f"log of {run.run_id}\n")
+    run_paths.metrics.write_text('{"updates": 1}\n')
     result = RunResult(
         run_id=run.run_id,
         frames=sum(acted.values()),
@@ -122,48 +122,48 @@ def finish(place: RunPaths, acted: Mapping[int, int]) -> RunResult:
         wall_seconds=1.5,
         stopped_early=True,
     )
-    write_result(place, result)
+    write_result(run_paths, result)
     return result
 
 
-def merge(layout: GraphPaths, ready: PreparedRun, **options) -> dict:
+def merge(graph_paths: GraphPaths, ready: PreparedRun, **options) -> dict:
     return process_completed_training(
-        ready.run_folder, ready.run.skill, ready.run.expert, layout.root, **options
+        ready.run_folder, ready.run.skill, ready.run.expert, graph_paths.root, **options
     )
 
 
 def merge_finished(
-    layout: GraphPaths, rule: MergeRule | None = None
+    graph_paths: GraphPaths, rule: MergeRule | None = None
 ) -> tuple[list[dict], dict[Path, str]]:
     """Recover the graph, then merge its finished runs; the summaries, and by folder the refusals.
 
     A run that lives, or whose experts are being compared, is in neither.
     """
-    recover_graph(layout)
+    recover_graph(graph_paths)
     merged, refused = [], {}
-    for place in live_runs(layout):
-        if lock_held(place.folder) or not place.result_json.exists():
+    for run_paths in live_runs(graph_paths):
+        if lock_held(run_paths.folder) or not run_paths.result_json.exists():
             continue
         try:
-            run = read_run(place)
+            run = read_run(run_paths)
             merged.append(
                 process_completed_training(
-                    place.folder,
+                    run_paths.folder,
                     run.skill,
-                    place.expert,
-                    layout.root,
+                    run_paths.expert,
+                    graph_paths.root,
                     merge_policy=rule,
                 )
             )
         except BusyError:
             continue
         except (ResultRefusedError, FileRefusedError) as error:
-            refused[place.folder] = str(error)
+            refused[run_paths.folder] = str(error)
     return merged, refused
 
 
 def train(
-    layout: GraphPaths,
+    graph_paths: GraphPaths,
     skill: str,
     expert: int,
     completed: Mapping[str, int],
@@ -171,13 +171,13 @@ def train(
     acted: Mapping[int, int],
 ) -> dict:
     """Prepare, finish and merge a run of the embedded library."""
-    ready = prepare(layout, skill, expert, completed)
-    finish(ready.layout, acted)
-    return merge(layout, ready)
+    ready = prepare(graph_paths, skill, expert, completed)
+    finish(ready.run_paths, acted)
+    return merge(graph_paths, ready)
 
 
-def frames(layout: GraphPaths) -> dict[int, int]:
-    experts = ExpertStore(layout).manifest().experts
+def frames(graph_paths: GraphPaths) -> dict[int, int]:
+    experts = ExpertStore(graph_paths).manifest().experts
     return {index: version.frames for index, version in experts.items()}
 
 

@@ -113,9 +113,9 @@ class World:
         """Let the skill's trainer write that it has made an update."""
         process = self.of(skill)
         process.updates += 1
-        paths = RunPaths(process.job.folder, process.task.expert)
-        paths.folder.mkdir(parents=True, exist_ok=True)
-        write_progress(paths, progress(process.job.run_id, process.updates))
+        run_paths = RunPaths(process.job.folder, process.task.expert)
+        run_paths.folder.mkdir(parents=True, exist_ok=True)
+        write_progress(run_paths, progress(process.job.run_id, process.updates))
 
     def living(self) -> list[Process]:
         return [p for p in self.runs.values() if p.launches and p.outcome is None]
@@ -311,7 +311,7 @@ def status(scheduler, skill):
 
 
 def saved(scheduler):
-    return json.loads(scheduler.layout.scheduler_state.read_text())
+    return json.loads(scheduler.graph_paths.scheduler_state.read_text())
 
 
 def lines(scheduler):

@@ -40,20 +40,20 @@ class Order:
 def main(argv: list[str]) -> int:
     """Train one run."""
     module = Path(argv[argv.index("--module_path") + 1])
-    place = RunPaths(module.parent, int(module.stem))
-    run = runs.read_run(place)
-    here = place.folder.parents[2]
+    run_paths = RunPaths(module.parent, int(module.stem))
+    run = runs.read_run(run_paths)
+    here = run_paths.folder.parents[2]
     orders = json.loads((here / "orders.json").read_text())
     order = Order(**orders.get(run.skill, {}))
     storage.append_line(here / "launches", f"{run.skill} {run.run_id}")
     sys.stdout.write(f"training {run.skill}, attempt {run.attempt}\n")
-    _tell_progress(place, run, updates=1)
+    _tell_progress(run_paths, run, updates=1)
     if order.update_seconds:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_RESUMABLE))
         for updates in itertools.takewhile(
             lambda _: not (here / order.gate).exists(), itertools.count(2)
         ):
-            _tell_progress(place, run, updates=updates)
+            _tell_progress(run_paths, run, updates=updates)
             time.sleep(order.update_seconds)
     _wait_for(here / order.gate)
     time.sleep(order.seconds)
@@ -63,12 +63,12 @@ def main(argv: list[str]) -> int:
         sys.stderr.write("it was ordered to fail:\n")
         sys.stderr.write(f"{'again, ' * number}another error than before\n")
         return order.code
-    _finish(place, run, order)
+    _finish(run_paths, run, order)
     time.sleep(order.lingers)
     return 0
 
 
-def _tell_progress(place: RunPaths, run: TrainingRun, *, updates: int) -> None:
+def _tell_progress(run_paths: RunPaths, run: TrainingRun, *, updates: int) -> None:
     progress = Progress(
         run_id=run.run_id,
         updates=updates,
@@ -80,8 +80,8 @@ def _tell_progress(place: RunPaths, run: TrainingRun, *, updates: int) -> None:
         phase="training",
         updated_at=time.time(),
     )
-    runs.write_progress(place, progress)
-    storage.append_line(place.metrics, '{"updates": 1}')
+    runs.write_progress(run_paths, progress)
+    storage.append_line(run_paths.metrics, '{"updates": 1}')
 
 
 def _wait_for(path: Path) -> None:
@@ -92,19 +92,19 @@ def _wait_for(path: Path) -> None:
         time.sleep(0.01)
 
 
-def _finish(place: RunPaths, run: TrainingRun, order: Order) -> None:
+def _finish(run_paths: RunPaths, run: TrainingRun, order: Order) -> None:
     """Final experts at one stroke, then result.json; an expert that did not act is unchanged."""
     acted = {int(expert): steps for expert, steps in order.acted.items()} or {run.expert: 100}
     contents = {ancestor.index: ancestor.content for ancestor in run.ancestors}
-    building = place.policies / "final.tmp"
+    building = run_paths.policies / "final.tmp"
     for local, expert in enumerate(run.experts):
-        target = building / place.final(local).name
-        if acted.get(expert, 0) or not place.seed(local).exists():
+        target = building / run_paths.final(local).name
+        if acted.get(expert, 0) or not run_paths.seed(local).exists():
             make_expert(target, f"{run.run_id} expert {expert}")
             contents[expert] = content_digest(target)
         else:
-            storage.copy_tree(place.seed(local), target)
-    storage.commit_dir(building, place.finals)
+            storage.copy_tree(run_paths.seed(local), target)
+    storage.commit_dir(building, run_paths.finals)
     result = RunResult(
         run_id=run.run_id,
         frames=sum(acted.values()),
@@ -112,7 +112,7 @@ def _finish(place: RunPaths, run: TrainingRun, order: Order) -> None:
             ExpertReport(
                 expert=expert,
                 acted=acted.get(expert, 0),
-                sha256=storage.tree_digest(place.final(local)),
+                sha256=storage.tree_digest(run_paths.final(local)),
                 content=contents[expert],
                 shapes=SHAPES,
             )
@@ -125,7 +125,7 @@ def _finish(place: RunPaths, run: TrainingRun, order: Order) -> None:
         wall_seconds=0.1,
         stopped_early=True,
     )
-    runs.write_result(place, result)
+    runs.write_result(run_paths, result)
 
 
 if __name__ == "__main__":

@@ -35,8 +35,10 @@ class StandInBackend(TrainingBackend):
     It reads what lies beside the graph, so it is not confined.
     """
 
-    def __init__(self, layout: GraphPaths, config: BottomUpConfig, *rest: Any, **more: Any) -> None:
-        super().__init__(layout, config, *rest, **{**more, "confinement": Confinement()})
+    def __init__(
+        self, graph_paths: GraphPaths, config: BottomUpConfig, *rest: Any, **more: Any
+    ) -> None:
+        super().__init__(graph_paths, config, *rest, **{**more, "confinement": Confinement()})
 
     def job_of(self, prepared: PreparedRun, task: RunRequest) -> Job:
         job = super().job_of(prepared, task)
@@ -49,7 +51,7 @@ class Place:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.layout = GraphPaths(folder / "graph")
+        self.graph_paths = GraphPaths(folder / "graph")
         self.daemons: list[subprocess.Popen[str]] = []
         self.order()
 
@@ -63,7 +65,7 @@ class Place:
 
     def start(self, *flags: str) -> subprocess.Popen[str]:
         """Start the story in a process of its own."""
-        graph = f"--graph_path={self.layout.root}"
+        graph = f"--graph_path={self.graph_paths.root}"
         daemon = subprocess.Popen(
             [sys.executable, "-m", "tests.parallel.stand_in_story", graph, *flags],
             stderr=subprocess.PIPE,
@@ -91,9 +93,9 @@ class Place:
 
     def lines(self) -> dict[str, dict[str, Any]]:
         """scheduler_state.json by skill; nothing before it is there."""
-        if not self.layout.scheduler_state.exists():
+        if not self.graph_paths.scheduler_state.exists():
             return {}
-        document = json.loads(self.layout.scheduler_state.read_text())
+        document = json.loads(self.graph_paths.scheduler_state.read_text())
         return {line["skill"]: line for line in document["skills"]}
 
     def statuses(self) -> dict[str, str]:
@@ -102,11 +104,11 @@ class Place:
 
     def merged(self) -> tuple[str, ...]:
         """The ids of all merged runs."""
-        return ExpertStore(self.layout).manifest().merged
+        return ExpertStore(self.graph_paths).manifest().merged
 
     def experts(self) -> dict[int, tuple[str, int]]:
         """Skill and frames of every merged expert, each found undamaged."""
-        store = ExpertStore(self.layout)
+        store = ExpertStore(self.graph_paths)
         versions = store.manifest().experts.values()
         for version in versions:
             store.verify(version)

@@ -65,42 +65,42 @@ def test_a_run_that_cannot_be_archived_now_is_archived_later(daemon, world, erro
 
 
 def test_a_copy_of_a_merged_runs_folder_stays_what_it_is(tmp_path):
-    layout = GraphPaths(tmp_path)
-    place = prepare(layout, WOOD, 0, {}).layout
-    finish(place, {0: 50})
-    merge_run(layout, place, WOOD, accounting="acted", rule=frame_count)
-    copy = place.folder.with_name(f"{place.folder.name}_backup")
-    shutil.copytree(place.folder, copy)
+    graph_paths = GraphPaths(tmp_path)
+    run_paths = prepare(graph_paths, WOOD, 0, {}).run_paths
+    finish(run_paths, {0: 50})
+    merge_run(graph_paths, run_paths, WOOD, accounting="acted", rule=frame_count)
+    copy = run_paths.folder.with_name(f"{run_paths.folder.name}_backup")
+    shutil.copytree(run_paths.folder, copy)
     (copy / "result.json").unlink()
-    recover_graph(layout)
+    recover_graph(graph_paths)
     assert copy.is_dir()
-    assert not place.folder.exists()
-    assert (layout.skill_folder(0, WOOD) / "result.json").exists()
+    assert not run_paths.folder.exists()
+    assert (graph_paths.skill_folder(0, WOOD) / "result.json").exists()
 
 
 def test_a_run_that_is_not_merged_is_not_put_away(tmp_path):
-    layout = GraphPaths(tmp_path)
-    place = prepare(layout, WOOD, 0, {}).layout
-    finish(place, {0: 50})
-    archive_run(layout, place)
-    assert place.result_json.exists()
+    graph_paths = GraphPaths(tmp_path)
+    run_paths = prepare(graph_paths, WOOD, 0, {}).run_paths
+    finish(run_paths, {0: 50})
+    archive_run(graph_paths, run_paths)
+    assert run_paths.result_json.exists()
 
 
 def test_everything_small_that_a_run_left_is_archived(tmp_path):
-    layout = GraphPaths(tmp_path)
-    place = prepare(layout, WOOD, 0, {}).layout
-    finish(place, {0: 50})
-    (place.folder / "video.mp4").write_bytes(b"film")
-    (place.folder / "spec.json").write_text("{}")
-    (place.folder / "-rf *").write_text("a name for nobody")
-    (place.folder / "link").symlink_to("/etc/passwd")
+    graph_paths = GraphPaths(tmp_path)
+    run_paths = prepare(graph_paths, WOOD, 0, {}).run_paths
+    finish(run_paths, {0: 50})
+    (run_paths.folder / "video.mp4").write_bytes(b"film")
+    (run_paths.folder / "spec.json").write_text("{}")
+    (run_paths.folder / "-rf *").write_text("a name for nobody")
+    (run_paths.folder / "link").symlink_to("/etc/passwd")
     for name in ("expert_0_policy", "expert_999_policy"):
-        (place.folder / name).write_text("the name of a folder")
-    merge_run(layout, place, WOOD, accounting="acted", rule=frame_count)
-    archive_run(layout, place)
-    archive = layout.skill_folder(0, WOOD)
+        (run_paths.folder / name).write_text("the name of a folder")
+    merge_run(graph_paths, run_paths, WOOD, accounting="acted", rule=frame_count)
+    archive_run(graph_paths, run_paths)
+    archive = graph_paths.skill_folder(0, WOOD)
     assert (archive / "video.mp4").read_bytes() == b"film"
     assert (archive / "expert_0_policy").is_dir()
     names = {path.name for path in archive.iterdir()}
     assert not names & {"spec.json", "-rf *", "link", "run.lock", "expert_999_policy"}
-    assert not place.folder.exists()
+    assert not run_paths.folder.exists()

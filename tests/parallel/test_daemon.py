@@ -137,7 +137,7 @@ def test_a_request_on_a_full_disk_does_not_keep_the_daemon_awake(start, world, m
     scheduler = start(scheduler_poll_interval=60.0)
     scheduler.add_skill("A")
     scheduler.tick()
-    send_request(scheduler.layout, Verb.PAUSE, "A")
+    send_request(scheduler.graph_paths, Verb.PAUSE, "A")
     monkeypatch.setenv("FLOWRL_FAULT", "write.scheduler_state.json:enospc")
     scheduler.tick()
     waits = []
@@ -148,20 +148,20 @@ def test_a_request_on_a_full_disk_does_not_keep_the_daemon_awake(start, world, m
     )
     scheduler.wait()
     assert waits == [1.0]
-    send_request(scheduler.layout, Verb.RETRY, "A")
+    send_request(scheduler.graph_paths, Verb.RETRY, "A")
     scheduler.wait()
     assert waits == [1.0], "a new request is heard at once"
     monkeypatch.delenv("FLOWRL_FAULT")
     scheduler.tick()
     assert not scheduler.inbox.waiting
-    assert not list(scheduler.layout.requests.iterdir())
+    assert not list(scheduler.graph_paths.requests.iterdir())
 
 
 def test_a_failure_to_save_that_will_not_pass_ends_the_daemon_with_a_remedy(start, world):
     scheduler = start()
     scheduler.add_skill("A")
-    scheduler.layout.scheduler_state.unlink()
-    scheduler.layout.scheduler_state.mkdir()
+    scheduler.graph_paths.scheduler_state.unlink()
+    scheduler.graph_paths.scheduler_state.mkdir()
     with pytest.raises(FileRefusedError, match=r"scheduler_state\.json cannot be .* start again"):
         scheduler.run()
     assert not world.living()
@@ -186,7 +186,7 @@ def test_a_second_daemon_is_told_who_has_the_folder(start, tmp_path, monkeypatch
 def test_a_deleted_lock_file_stops_the_daemon(start):
     scheduler = start()
     scheduler.add_skill("A")
-    scheduler.layout.daemon_lock.unlink()
+    scheduler.graph_paths.daemon_lock.unlink()
     with pytest.raises(BusyError, match="deleted or replaced"):
         scheduler.tick()
 
@@ -202,11 +202,11 @@ def test_a_deleted_lock_file_stops_the_daemon(start):
 )
 def test_an_unreadable_state_stops_the_program_and_is_left_alone(start, text, error):
     scheduler = start()
-    scheduler.layout.root.mkdir(parents=True)
-    scheduler.layout.scheduler_state.write_text(text)
+    scheduler.graph_paths.root.mkdir(parents=True)
+    scheduler.graph_paths.scheduler_state.write_text(text)
     with pytest.raises(error, match=r"scheduler_state\.json"):
         scheduler.run()
-    assert scheduler.layout.scheduler_state.read_text() == text
+    assert scheduler.graph_paths.scheduler_state.read_text() == text
 
 
 def test_waiting_ends_when_a_retry_is_due(start, world, clock):

@@ -25,7 +25,7 @@ def place(tmp_path, server_folder):  # noqa: F811
 
 def damage(place, expert):
     """Lose a file of an expert that counts; answers its version."""
-    store = ExpertStore(place.layout)
+    store = ExpertStore(place.graph_paths)
     version = store.manifest().experts[expert]
     storage.remove_file(next(iter(sorted(store.path_of(version).glob("_*")))))
     return version
@@ -40,17 +40,17 @@ def test_a_dependant_trains_on_the_previous_version_of_a_damaged_expert(place, c
     assert code == 0, said
     assert f"version {broken.version} (150 frames) is in" in said
     assert place.experts()[0] == (WOOD, 100)
-    assert cli.main(["status", str(place.layout.root)]) == 0
+    assert cli.main(["status", str(place.graph_paths.root)]) == 0
     assert "expert 0 (Collect Wood) was damaged" in " ".join(capsys.readouterr().out.split())
-    assert cli.main(["fsck", str(place.layout.root), "--repair"]) == 0
-    assert "damage_expert_0" not in notices.read(place.layout)
+    assert cli.main(["fsck", str(place.graph_paths.root), "--repair"]) == 0
+    assert "damage_expert_0" not in notices.read(place.graph_paths)
 
 
 def test_a_skill_without_a_whole_version_is_trained_again_once_a_user_says_so(place, capsys):
     place.order()
     assert place.run(*LOCAL, TO_TABLE)[0] == 0
     damage(place, 1)
-    graph = str(place.layout.root)
+    graph = str(place.graph_paths.root)
     code, _ = place.run(*LOCAL, TO_PICKAXE)
     assert code == 1, "its dependant is refused, once"
     assert place.launches() == [WOOD, TABLE]
@@ -73,7 +73,7 @@ def test_a_damaged_record_of_a_run_ends_it_alone_and_is_named(place, harm):
     until(lambda: all(line.get("handle") for line in place.lines().values()))
     daemon.kill()
     daemon.wait()
-    path = place.layout.run(place.lines()[WOOD]["expert"], WOOD).run_json
+    path = place.graph_paths.run(place.lines()[WOOD]["expert"], WOOD).run_json
     if harm:
         harm(path, lambda facts: facts.update(attempt="first"))
     else:

@@ -110,9 +110,9 @@ def place(tmp_path, server_folder, monkeypatch):  # noqa: F811
 def visible_to(place: Place, skill: str) -> str:
     """CUDA_VISIBLE_DEVICES of a trainer that has told its progress."""
     line = until(lambda: place.lines().get(skill, {}).get("handle") and place.lines()[skill])
-    run = place.layout.run(line["expert"], skill)
-    until(run.progress.exists)
-    pid = until(lambda: read_start(run.folder, line["run_id"]).job_pid)
+    run_paths = place.graph_paths.run(line["expert"], skill)
+    until(run_paths.progress.exists)
+    pid = until(lambda: read_start(run_paths.folder, line["run_id"]).job_pid)
     words = Path(f"/proc/{pid}/environ").read_text().split("\0")
     return dict(word.partition("=")[::2] for word in words)["CUDA_VISIBLE_DEVICES"]
 
@@ -125,13 +125,13 @@ def test_runs_in_sessions_get_pairs_of_gpus_and_the_third_waits(place, capsys):
     until(lambda: len(place.launches()) == 2)
     first, second = place.launches()
     assert {visible_to(place, first), visible_to(place, second)} == {"0,1", "2,3"}
-    assert cli.main(["status", str(place.layout.root)]) == 0
+    assert cli.main(["status", str(place.graph_paths.root)]) == 0
     shown = capsys.readouterr().out
     assert shown.count(" 0-1 ") == shown.count(" 2-3 ") == shown.count("a free slot") == 1
     place.open("gate")
     code, said = ended(daemon)
     assert code == 0, said
-    events = map(json.loads, place.layout.events.read_text().splitlines())
+    events = map(json.loads, place.graph_paths.events.read_text().splitlines())
     given = [event["devices"] for event in events if event["status"] == "running"]
     assert len(given) == 4
     assert given.count(["0", "1"]) + given.count(["2", "3"]) == 4
@@ -145,7 +145,7 @@ def test_a_real_trainer_trains_on_all_gpus_that_it_gets(place, tmp_path, monkeyp
     """Two devices of the CPU are there for the GPUs, which JAX does not find."""
     monkeypatch.setenv("PYTHONPATH", installed(tmp_path))
     monkeypatch.setenv("XLA_FLAGS", f"{os.environ.get('XLA_FLAGS', '')} {HOST_DEVICES}")
-    root = place.layout.root
+    root = place.graph_paths.root
     words = [sys.executable, "-m", "flowrl.bottomup_parallel", f"--graph_path={root}", *TMUX]
     words += ["--devices_per_run=2", "--env_name=Tiny-v1", "--max_nodes=1", *TINY]
     daemon = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
@@ -155,7 +155,7 @@ def test_a_real_trainer_trains_on_all_gpus_that_it_gets(place, tmp_path, monkeyp
     assert code == 0, said
     assert cli.main(["logs", "Pick Berry", "--graph_path", str(root)]) == 0
     assert "32 environments in 2 shards on 2 devices" in capsys.readouterr().out
-    assert read_run(place.layout.archive(0, "Pick Berry")).config["num_devices"] == 2
+    assert read_run(place.graph_paths.archive(0, "Pick Berry")).config["num_devices"] == 2
 
 
 @pytest.mark.craftax
@@ -164,12 +164,12 @@ def test_a_skill_of_the_real_game_is_trained_on_two_devices_of_the_cpu(tmp_path,
     monkeypatch.setenv("XLA_FLAGS", f"{os.environ.get('XLA_FLAGS', '')} {HOST_DEVICES}")
     place = Place(tmp_path)
     words = [sys.executable, "-m", "flowrl.bottomup_parallel", "--launcher=local", *TINY]
-    words += [f"--graph_path={place.layout.root}", f"--target_skill={WOOD}", "--num_devices=2"]
+    words += [f"--graph_path={place.graph_paths.root}", f"--target_skill={WOOD}", "--num_devices=2"]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     (entry,) = place.experts().values()
     assert entry[0] == WOOD
-    log = place.layout.archive(0, WOOD).training_log.read_text()
+    log = place.graph_paths.archive(0, WOOD).training_log.read_text()
     assert "32 environments in 2 shards on 2 devices" in log
 
 

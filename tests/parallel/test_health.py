@@ -53,15 +53,15 @@ def fill(folder):
 
 def test_a_full_disk_pauses_and_goes_on_by_itself(on_disk, small_disk, world, caplog, capsys):
     """FAULTS 25 and 26."""
-    before = on_disk.layout.scheduler_state.read_bytes()
+    before = on_disk.graph_paths.scheduler_state.read_bytes()
     big = fill(small_disk)
     world.end("A")
     for _ in range(3):
         on_disk.tick()
     assert not world.ledger, "nothing is merged"
-    assert on_disk.layout.scheduler_state.read_bytes() == before
+    assert on_disk.graph_paths.scheduler_state.read_bytes() == before
     assert caplog.text.count("paused (disk)") == 1, "it is said once"
-    assert cli.main(["status", str(on_disk.layout.root)]) == 0
+    assert cli.main(["status", str(on_disk.graph_paths.root)]) == 0
     assert "paused (disk)" in capsys.readouterr().out, "without a byte to note it in"
     big.unlink()
     on_disk.tick()
@@ -83,7 +83,7 @@ def test_a_read_only_remount_pauses_and_goes_on_by_itself(on_disk, small_disk, w
         on_disk.tick()
     assert not world.ledger
     assert "paused (io)" in caplog.text
-    assert "read-only" in str(health.disk_shortage(on_disk.layout))
+    assert "read-only" in str(health.disk_shortage(on_disk.graph_paths))
     remount("rw")
     on_disk.tick()
     assert words(on_disk) == {"A": "completed", "B": "running"}
@@ -114,18 +114,18 @@ def test_a_daemon_that_is_started_on_a_full_disk_waits_for_room(small_disk):
     code, rest = ended(daemon)
     assert code == 0, [*said, rest]
     assert place.statuses() == {"Collect Wood": "completed"}
-    assert "paused" not in notices.read(place.layout)
+    assert "paused" not in notices.read(place.graph_paths)
 
 
 def test_a_notice_of_a_pause_goes_with_its_daemon_or_at_the_next_start(start, world):
     scheduler = start()
-    notices.publish(scheduler.layout, "paused", "paused (disk): of a daemon that was killed")
+    notices.publish(scheduler.graph_paths, "paused", "paused (disk): of a daemon that was killed")
     scheduler.tick()
-    assert notices.read(scheduler.layout) == {}
+    assert notices.read(scheduler.graph_paths) == {}
     scheduler.disk._pause("disk", "it is full")
-    assert "paused" in notices.read(scheduler.layout)
+    assert "paused" in notices.read(scheduler.graph_paths)
     scheduler.close()
-    assert notices.read(scheduler.layout) == {}
+    assert notices.read(scheduler.graph_paths) == {}
 
 
 def test_an_end_on_a_full_disk_charges_nothing(on_disk, small_disk, world):
@@ -162,11 +162,11 @@ def test_a_state_that_cannot_be_saved_pauses_whatever_the_reason(
         scheduler.tick()
     assert not any(run.launches for run in world.runs.values())
     assert caplog.text.count(f"paused ({word})") == 1
-    assert f"paused ({word})" in notices.read(scheduler.layout)["paused"]
+    assert f"paused ({word})" in notices.read(scheduler.graph_paths)["paused"]
     monkeypatch.setattr(file, "save", save)
     scheduler.tick()
     assert words(scheduler) == {"A": "running", "B": "running"}
-    assert notices.read(scheduler.layout) == {}
+    assert notices.read(scheduler.graph_paths) == {}
 
 
 @pytest.mark.parametrize("verb", ["prepare", "launch", "merge"])
@@ -192,7 +192,7 @@ def test_an_act_that_meets_a_full_disk_pauses_all_until_a_probe_can_be_written(
     scheduler.tick()
     assert words(scheduler)["B"] == "waiting"
     assert not world.ledger
-    assert "paused (disk)" in notices.read(scheduler.layout)["paused"]
+    assert "paused (disk)" in notices.read(scheduler.graph_paths)["paused"]
     scheduler.wait()
     assert scheduler.launcher.waits[-1] <= health.PROBE_SECONDS
     monkeypatch.undo()
@@ -210,14 +210,14 @@ def test_one_skills_own_file_that_may_not_be_written_pauses_nobody_else(start, w
     scheduler.tick()
     assert words(scheduler) == {"A": "waiting", "B": "running"}
     assert "Permission denied" in status(scheduler, "A").why
-    assert notices.read(scheduler.layout) == {}
+    assert notices.read(scheduler.graph_paths) == {}
 
 
 def test_a_trainer_is_not_blamed_for_a_silence_that_a_full_disk_has_made(start, world, monkeypatch):
     scheduler = start(stall_timeout=1e-9)
     scheduler.add_skill("A")
     scheduler.tick()
-    monkeypatch.setattr(health, "disk_shortage", lambda layout: ("disk", "no room"))
+    monkeypatch.setattr(health, "disk_shortage", lambda graph_paths: ("disk", "no room"))
     for _ in range(5):
         scheduler.tick()
     assert not status(scheduler, "A").stop_reason

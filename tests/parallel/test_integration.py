@@ -48,8 +48,10 @@ def launcher(request, server_folder):  # noqa: F811
 def scheduler_of(place, launcher, skills, **settings):
     """A daemon in this process, with the backend that makes real run folders."""
     graph = SkillGraph(skills)
-    daemon = SkillScheduler(place.layout.root, launcher=launcher, retry_backoff=0.05, **settings)
-    daemon.set_callbacks(backend=StandInBackend(place.layout, BottomUpConfig(), graph))
+    daemon = SkillScheduler(
+        place.graph_paths.root, launcher=launcher, retry_backoff=0.05, **settings
+    )
+    daemon.set_callbacks(backend=StandInBackend(place.graph_paths, BottomUpConfig(), graph))
     for name in graph.order():
         daemon.add_skill(name, {}, graph.needs(name))
     return daemon
@@ -66,17 +68,17 @@ def is_running(place, skill):
     line = place.lines().get(skill, {})
     if line.get("status") != "running" or line["handle"] is None:
         return False
-    return place.layout.run(line["expert"], skill).progress.exists()
+    return place.graph_paths.run(line["expert"], skill).progress.exists()
 
 
 def is_alive(place, skill):
-    return lock_held(place.layout.run(place.lines()[skill]["expert"], skill).folder)
+    return lock_held(place.graph_paths.run(place.lines()[skill]["expert"], skill).folder)
 
 
 def most_at_once(place):
     """How many runs were under way at the same time, by the story of the daemon."""
     now, most = set(), 0
-    for line in place.layout.events.read_text().splitlines():
+    for line in place.graph_paths.events.read_text().splitlines():
         event = json.loads(line)
         (now.add if event["status"] == "running" else now.discard)(event["skill"])
         most = max(most, len(now))
@@ -90,7 +92,7 @@ def test_skills_train_one_after_another_when_each_needs_the_last(place, launcher
         assert daemon.run().complete
     assert place.launches() == ["A", "B", "C"]
     assert place.experts() == {0: ("A", 100), 1: ("B", 100), 2: ("C", 100)}
-    assert list(place.layout.training_runs.glob("skill_*")) == []
+    assert list(place.graph_paths.training_runs.glob("skill_*")) == []
 
 
 def test_experts_0_5_10_and_50_become_five_networks_with_the_new_one(place, launcher):
@@ -100,12 +102,12 @@ def test_experts_0_5_10_and_50_become_five_networks_with_the_new_one(place, laun
     place.order({"Last": {"acted": {"0": 1, "5": 2, "10": 3, "50": 4, "51": 10}}})
     with scheduler_of(place, launcher, [], max_parallel_skills=4) as daemon:
         graph = SkillGraph([*providers.values(), last])
-        daemon.set_callbacks(backend=StandInBackend(place.layout, BottomUpConfig(), graph))
+        daemon.set_callbacks(backend=StandInBackend(place.graph_paths, BottomUpConfig(), graph))
         for number, skill in providers.items():
             daemon.add_skills([NewSkill(skill=skill.name, expert=number)])
         daemon.add_skill("Last", {}, graph.needs("Last"))
         assert daemon.run().complete
-    archive = RunPaths(place.layout.skill_folder(51, "Last"), 51)
+    archive = RunPaths(place.graph_paths.skill_folder(51, "Last"), 51)
     assert read_run(archive).experts == (0, 5, 10, 50, 51)
     module = load_module(archive.module)
     assert module.experts == (0, 5, 10, 50, 51)
@@ -157,12 +159,12 @@ def test_a_graph_of_eight_real_skills_trains_two_at_a_time(place):
     assert place.experts() == {line["expert"]: (skill, 100) for skill, line in lines.items()}
     assert sorted(line["expert"] for line in lines.values()) == list(range(8))
     assert sorted(place.merged()) == sorted(line["run_id"] for line in lines.values())
-    events = [json.loads(line) for line in place.layout.events.read_text().splitlines()]
+    events = [json.loads(line) for line in place.graph_paths.events.read_text().splitlines()]
     told = [event["text"] for event in events if event["status"] == "running"]
     names = [f"session {session_name(line['expert'], skill)}" for skill, line in lines.items()]
     assert sorted(text.rpartition(", ")[2] for text in told) == sorted(names)
     for skill, line in lines.items():
-        archive = RunPaths(place.layout.skill_folder(line["expert"], skill), line["expert"])
+        archive = RunPaths(place.graph_paths.skill_folder(line["expert"], skill), line["expert"])
         assert load_module(archive.module).tasks[-1].skill == skill
         assert f"training {skill}" in archive.training_log.read_text()
 
@@ -178,10 +180,10 @@ def test_a_skill_that_keeps_failing_blocks_only_those_that_need_it(place, capsys
     expected = dict.fromkeys(skills, "completed") | {PICKAXE: "failed"}
     assert place.statuses() == expected | dict.fromkeys(blocked, "blocked")
     assert f"{PICKAXE} has failed, attempt 3: exit 1" in said
-    assert cli.main(["logs", PICKAXE, "--graph-path", str(place.layout.root)]) == 0
+    assert cli.main(["logs", PICKAXE, "--graph-path", str(place.graph_paths.root)]) == 0
     assert capsys.readouterr().out.endswith("another error than before\n")
     place.order()
-    assert cli.main(["retry", PICKAXE, "--graph-path", str(place.layout.root)]) == 0
+    assert cli.main(["retry", PICKAXE, "--graph-path", str(place.graph_paths.root)]) == 0
     assert place.run(*flags)[0] == 0
     assert set(place.statuses().values()) == {"completed"}
     assert place.launches()[-1 - len(blocked) :] == [PICKAXE, *blocked]
@@ -201,11 +203,11 @@ def test_a_request_to_retry_reaches_a_daemon_that_is_up(place):
     daemon = place.start(*LOCAL, *flags, "--scheduler_poll_interval=600")
     until(lambda: place.statuses().get(PICKAXE) == "failed", seconds=60)
     place.order()
-    assert cli.main(["retry", PICKAXE, "--graph-path", str(place.layout.root)]) == 0
+    assert cli.main(["retry", PICKAXE, "--graph-path", str(place.graph_paths.root)]) == 0
     until(lambda: place.statuses()[PICKAXE] == "completed", seconds=60)
     place.open("gate")
     assert ended(daemon)[0] == 0
-    assert list(place.layout.requests.iterdir()) == []
+    assert list(place.graph_paths.requests.iterdir()) == []
 
 
 @pytest.mark.parametrize("flags", BOTH)
@@ -245,10 +247,10 @@ def test_ctrl_c_leaves_runs_alive_and_the_same_command_goes_on(place, flags, sta
     assert shlex.join(flags) in said
     assert is_alive(place, TABLE)
     if state == "deleted":
-        place.layout.scheduler_state.unlink()
+        place.graph_paths.scheduler_state.unlink()
     if ends == "meanwhile":
         place.open("gate")
-        until(lambda: not lock_held(place.layout.run(1, TABLE).folder), seconds=60)
+        until(lambda: not lock_held(place.graph_paths.run(1, TABLE).folder), seconds=60)
     daemon = place.start(*flags)
     until(lambda: place.statuses().get(TABLE) in ("running", "merging", "completed"), seconds=60)
     place.open("gate")
@@ -265,12 +267,12 @@ def test_a_second_daemon_ends_at_once_and_names_the_first(place):
     place.order({WOOD: {"gate": "gate"}})
     daemon = place.start(*LOCAL, TO_PICKAXE)
     until(lambda: is_running(place, WOOD), seconds=60)
-    before = place.layout.scheduler_state.read_bytes()
+    before = place.graph_paths.scheduler_state.read_bytes()
     code, said = place.run(*LOCAL, TO_PICKAXE)
     assert code == EXIT_BUSY
     assert f"process {daemon.pid} on {os.uname().nodename}" in said
     assert len(said.splitlines()) == 1
-    assert place.layout.scheduler_state.read_bytes() == before
+    assert place.graph_paths.scheduler_state.read_bytes() == before
     place.open("gate")
     assert ended(daemon)[0] == 0
     assert place.launches() == [WOOD, TABLE, PICKAXE]
@@ -279,12 +281,12 @@ def test_a_second_daemon_ends_at_once_and_names_the_first(place):
 def test_status_can_be_read_at_any_moment(place, capsys):
     """Fifty looks while twenty skills move: each is a whole picture."""
     daemon = place.start(*LOCAL, "--max_nodes=20", "--max_parallel_skills=2")
-    until(place.layout.scheduler_state.exists, seconds=60)
+    until(place.graph_paths.scheduler_state.exists, seconds=60)
     looks = completed = 0
     while True:
         looks += 1
         running = daemon.poll() is None
-        assert cli.main(["status", str(place.layout.root), "--json"]) == 0
+        assert cli.main(["status", str(place.graph_paths.root), "--json"]) == 0
         skills = json.loads(capsys.readouterr().out)["skills"]
         fresh = sum(skill["status"] == "completed" for skill in skills)
         assert fresh >= completed

@@ -91,13 +91,13 @@ def whole() -> Iterator[Path]:
     memory = Path("/dev/shm")
     place = memory if os.access(memory, os.W_OK) else None
     with tempfile.TemporaryDirectory(dir=place) as folder:
-        layout = GraphPaths(Path(folder) / "whole")
-        train(layout, WOOD, 0, {}, acted={0: 50})
-        train(layout, TABLE, 1, {WOOD: 0}, acted={1: 20})
-        prepare(layout, PICKAXE, 2, {WOOD: 0, TABLE: 1})
-        finish(prepare(layout, SWORD, 3, {WOOD: 0, TABLE: 1}).layout, {0: 1, 3: 10})
-        StateFile(layout.scheduler_state).save(state())
-        yield layout.root
+        graph_paths = GraphPaths(Path(folder) / "whole")
+        train(graph_paths, WOOD, 0, {}, acted={0: 50})
+        train(graph_paths, TABLE, 1, {WOOD: 0}, acted={1: 20})
+        prepare(graph_paths, PICKAXE, 2, {WOOD: 0, TABLE: 1})
+        finish(prepare(graph_paths, SWORD, 3, {WOOD: 0, TABLE: 1}).run_paths, {0: 1, 3: 10})
+        StateFile(graph_paths.scheduler_state).save(state())
+        yield graph_paths.root
 
 
 @pytest.fixture

@@ -60,8 +60,8 @@ def _same(one: dict, other: dict) -> bool:
 
 @pytest.fixture
 def twelve(tmp_path) -> GraphPaths:
-    layout = GraphPaths(tmp_path / "graph")
-    store = ExpertStore(layout)
+    graph_paths = GraphPaths(tmp_path / "graph")
+    store = ExpertStore(graph_paths)
     candidates = []
     for number in range(12):
         folder = tmp_path / "offers" / str(number)
@@ -69,7 +69,7 @@ def twelve(tmp_path) -> GraphPaths:
         content = checkpoint.array_digest(arrays(number))
         candidates.append(candidate_in(folder, number, acted=5, content=content))
     store.commit("r0", candidates, rule=frame_count)
-    return layout
+    return graph_paths
 
 
 def trained(ready: PreparedRun, numbers: dict[int, int]) -> None:
@@ -77,10 +77,10 @@ def trained(ready: PreparedRun, numbers: dict[int, int]) -> None:
 
     All are saved anew, as a trainer does, and the others come back as they were.
     """
-    result = finish(ready.layout, dict.fromkeys(numbers, 100))
+    result = finish(ready.run_paths, dict.fromkeys(numbers, 100))
     reports = list(result.experts)
     for local, expert in enumerate(ready.run.experts):
-        place = ready.layout.final(local)
+        place = ready.run_paths.final(local)
         expert_arrays = arrays(numbers.get(expert, expert))
         storage.remove_tree(place)
         checkpoint.save_expert(place, expert_arrays)
@@ -89,8 +89,8 @@ def trained(ready: PreparedRun, numbers: dict[int, int]) -> None:
             sha256=storage.tree_digest(place),
             content=checkpoint.array_digest(expert_arrays),
         )
-    write_result(ready.layout, dataclasses.replace(result, experts=tuple(reports)))
-    assert read_result(ready.layout).frames == 100 * len(numbers)
+    write_result(ready.run_paths, dataclasses.replace(result, experts=tuple(reports)))
+    assert read_result(ready.run_paths).frames == 100 * len(numbers)
 
 
 def test_twelve_experts_come_back_bit_for_bit_and_1_is_not_10(twelve):
@@ -99,7 +99,7 @@ def test_twelve_experts_come_back_bit_for_bit_and_1_is_not_10(twelve):
     completed = {f"Skill {i}": i for i in range(12)}
     ready = prepare(twelve, "Last", 30, completed, graph=graph)
     for local in range(12):
-        assert number_of(ready.layout.seed(local), range(12)) == local
+        assert number_of(ready.run_paths.seed(local), range(12)) == local
     trained(ready, {1: 101, 10: 110, 30: 130})
     done = merge(twelve, ready)
     taken = {index for index, entry in done["experts"].items() if entry["verdict"] == "take"}
@@ -120,7 +120,7 @@ def test_an_expert_that_did_not_act_is_kept_although_its_files_are_others(twelve
     ready = prepare(twelve, "Last", 30, {"Skill 0": 0, "Skill 1": 1}, graph=graph)
     trained(ready, {1: 101, 30: 130})
     before = ExpertStore(twelve).manifest().experts
-    assert read_result(ready.layout).experts[0].sha256 != before[0].sha256
+    assert read_result(ready.run_paths).experts[0].sha256 != before[0].sha256
     done = merge(twelve, ready, frame_accounting=accounting)
     assert done["experts"][0]["why"] == "the run did not change it"
     assert [done["experts"][expert]["verdict"] for expert in (0, 1, 30)] == ["keep", "take", "take"]

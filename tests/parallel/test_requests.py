@@ -32,9 +32,9 @@ def outcomes(scheduler):
 
 def asked(scheduler, verb, skill=None, **facts):
     """The answer to a request, after a beat."""
-    name = send_request(scheduler.layout, verb, skill, **facts)
+    name = send_request(scheduler.graph_paths, verb, skill, **facts)
     scheduler.tick()
-    assert not list(scheduler.layout.requests.iterdir())
+    assert not list(scheduler.graph_paths.requests.iterdir())
     return outcomes(scheduler)[name]
 
 
@@ -97,7 +97,7 @@ def test_a_waiting_skill_that_is_paused_does_not_start(start, world):
     world.end("A")
     scheduler.tick()
     assert words(scheduler) == {"A": "completed", "B": "held"}
-    assert "resume" in scheduler.layout.events.read_text().splitlines()[-2]
+    assert "resume" in scheduler.graph_paths.events.read_text().splitlines()[-2]
     asked(scheduler, Verb.RESUME, "B")
     assert words(scheduler)["B"] == "running"
 
@@ -151,7 +151,7 @@ def test_a_new_priority_decides_who_starts_next(start, world):
 def test_stop_lets_what_runs_be_merged_and_starts_nothing_new(start, world):
     scheduler = two_skills(start)
     scheduler.launcher.on_wait = lambda: world.end("A")
-    send_request(scheduler.layout, Verb.STOP)
+    send_request(scheduler.graph_paths, Verb.STOP)
     scheduler.run()
     assert words(scheduler) == {"A": "completed", "B": "waiting"}
     assert scheduler.stopped_on_request
@@ -170,7 +170,7 @@ def test_stop_now_lets_runs_save_what_they_have_and_the_next_start_goes_on(start
         world.end("A", exited(ExitCause.STOPPED))
 
     scheduler.launcher.on_wait = play
-    send_request(scheduler.layout, Verb.STOP_NOW)
+    send_request(scheduler.graph_paths, Verb.STOP_NOW)
     scheduler.run()
     assert words(scheduler)["A"] == "waiting"
     assert saved(scheduler)["stop_mode"] == ""
@@ -231,20 +231,20 @@ def test_every_request_is_heard_by_a_daemon_that_starts_later(start, world):
     scheduler = start()
     for name in "ABCD":
         scheduler.add_skill(name)
-    layout = scheduler.layout
+    graph_paths = scheduler.graph_paths
     scheduler.close()
-    assert daemon_of(layout.daemon_lock) is None
+    assert daemon_of(graph_paths.daemon_lock) is None
     names = [
-        send_request(layout, Verb.PAUSE, "A"),
-        send_request(layout, Verb.CANCEL, "B"),
-        send_request(layout, Verb.PRIORITY, "D", number=3),
-        send_request(layout, Verb.RETRY, "B"),
-        send_request(layout, Verb.RESUME, "A"),
-        send_request(layout, Verb.STOP),
+        send_request(graph_paths, Verb.PAUSE, "A"),
+        send_request(graph_paths, Verb.CANCEL, "B"),
+        send_request(graph_paths, Verb.PRIORITY, "D", number=3),
+        send_request(graph_paths, Verb.RETRY, "B"),
+        send_request(graph_paths, Verb.RESUME, "A"),
+        send_request(graph_paths, Verb.STOP),
     ]
     scheduler = start()
     _ = scheduler.state
-    daemon = daemon_of(layout.daemon_lock)
+    daemon = daemon_of(graph_paths.daemon_lock)
     assert (daemon["pid"], daemon["host"]) == (os.getpid(), os.uname().nodename)
     scheduler.run()
     assert [outcomes(scheduler)[name] for name in names] == ["done"] * 6
@@ -262,7 +262,7 @@ def test_a_request_is_obeyed_once_though_the_daemon_dies_around_its_acknowledgem
     scheduler.tick()
     world.end("A", exited(ExitCause.EXIT, code=1))
     scheduler.tick()
-    name = send_request(scheduler.layout, Verb.RETRY, "A")
+    name = send_request(scheduler.graph_paths, Verb.RETRY, "A")
     place = scheduler.inbox if fatal == "unlink" else scheduler.state_file
 
     def die(*_):
@@ -271,7 +271,7 @@ def test_a_request_is_obeyed_once_though_the_daemon_dies_around_its_acknowledgem
     monkeypatch.setattr(place, "done" if fatal == "unlink" else "save", die)
     with pytest.raises(Killed):
         scheduler.tick()
-    assert (scheduler.layout.requests / f"{name}.json").exists()
+    assert (scheduler.graph_paths.requests / f"{name}.json").exists()
     scheduler = start(max_retries=0)
     scheduler.tick()
     world.end("A", exited(ExitCause.EXIT, code=1))
@@ -280,7 +280,7 @@ def test_a_request_is_obeyed_once_though_the_daemon_dies_around_its_acknowledgem
     assert words(scheduler) == {"A": "failed"}, "it was retried once, not twice"
     assert [task.attempt for task in world.prepared] == [1, 2]
     assert list(outcomes(scheduler).values()) == ["done"]
-    assert not list(scheduler.layout.requests.iterdir())
+    assert not list(scheduler.graph_paths.requests.iterdir())
 
 
 HOSTILE = {
@@ -304,17 +304,17 @@ HOSTILE = {
 def test_a_hostile_request_does_nothing_and_is_answered(start, world, text):
     scheduler = two_skills(start)
     before = words(scheduler)
-    storage.make_dir(scheduler.layout.requests)
-    (scheduler.layout.requests / "1-0badcafe.json").write_text(text)
+    storage.make_dir(scheduler.graph_paths.requests)
+    (scheduler.graph_paths.requests / "1-0badcafe.json").write_text(text)
     scheduler.tick()
     assert outcomes(scheduler)["1-0badcafe"].startswith("refused: ")
     assert words(scheduler) == before
-    assert not list(scheduler.layout.requests.iterdir())
+    assert not list(scheduler.graph_paths.requests.iterdir())
 
 
 def test_links_folders_pipes_and_strange_names_are_no_requests(start, tmp_path):
     scheduler = two_skills(start)
-    folder = storage.make_dir(scheduler.layout.requests)
+    folder = storage.make_dir(scheduler.graph_paths.requests)
     good = '{"format": 1, "verb": "cancel", "skill": "A"}'
     secret = tmp_path / "secret.json"
     secret.write_text(good)
@@ -333,14 +333,14 @@ def test_links_folders_pipes_and_strange_names_are_no_requests(start, tmp_path):
 
 
 def asked_beside(scheduler, verb, skill):
-    name = send_request(scheduler.layout, verb, skill)
+    name = send_request(scheduler.graph_paths, verb, skill)
     scheduler.tick()
     return outcomes(scheduler)[name]
 
 
 def test_a_request_that_the_disk_cannot_read_is_read_later(start, monkeypatch):
     scheduler = two_skills(start)
-    name = send_request(scheduler.layout, Verb.PRIORITY, "A", number=3)
+    name = send_request(scheduler.graph_paths, Verb.PRIORITY, "A", number=3)
 
     def fail(*_, **__):
         raise OSError(errno.EIO, "Input/output error")
@@ -367,15 +367,15 @@ def test_a_skill_that_the_machine_cannot_add_now_is_added_later(start, error):
 
     scheduler = two_skills(start)
     scheduler.set_callbacks(on_add=on_add)
-    add = send_request(scheduler.layout, Verb.ADD, "C")
-    pause = send_request(scheduler.layout, Verb.PAUSE, "B")
+    add = send_request(scheduler.graph_paths, Verb.ADD, "C")
+    pause = send_request(scheduler.graph_paths, Verb.PAUSE, "B")
     scheduler.tick()
     assert outcomes(scheduler) == {pause: "done"}, "the others do not wait"
     assert not scheduler.inbox.waiting, "what has to wait does not keep the daemon awake"
     scheduler.tick()
     assert outcomes(scheduler) == {pause: "done", add: "done"}
     assert heard == ["C", "C"]
-    assert not list(scheduler.layout.requests.iterdir())
+    assert not list(scheduler.graph_paths.requests.iterdir())
 
 
 def test_no_skill_is_added_while_the_disk_is_full(start, monkeypatch):
@@ -383,7 +383,7 @@ def test_no_skill_is_added_while_the_disk_is_full(start, monkeypatch):
     scheduler.set_callbacks(on_add=scheduler.add_skill)
     with monkeypatch.context() as full:
         full.setattr(health, "disk_shortage", lambda _: ("disk", "it is full"))
-        add = send_request(scheduler.layout, Verb.ADD, "C")
+        add = send_request(scheduler.graph_paths, Verb.ADD, "C")
         scheduler.tick()
         assert outcomes(scheduler) == {}
         assert "C" not in words(scheduler)
@@ -412,7 +412,7 @@ def test_a_skill_whose_source_cannot_be_kept_now_is_added_later(tmp_path, monkey
 
     with SkillScheduler(tmp_path, launcher=LocalLauncher()) as scheduler:
         flow = Flow(GRAPH, known=(), target=WOOD if asked_later else TABLE)
-        feeder = Feeder(flow, SkillSources(scheduler.layout), scheduler, skills={})
+        feeder = Feeder(flow, SkillSources(scheduler.graph_paths), scheduler, skills={})
         if asked_later:
             feeder.begin()
         monkeypatch.setattr(SkillSources, "record", record_later)
@@ -427,7 +427,7 @@ def test_a_requests_folder_that_is_a_link_is_not_followed(start, tmp_path):
     scheduler = two_skills(start)
     elsewhere = storage.make_dir(tmp_path / "elsewhere")
     (elsewhere / "1-0badcafe.json").write_text('{"format": 1, "verb": "cancel", "skill": "A"}')
-    scheduler.layout.requests.symlink_to(elsewhere)
+    scheduler.graph_paths.requests.symlink_to(elsewhere)
     scheduler.tick()
     assert words(scheduler)["A"] == "running"
     assert list(elsewhere.iterdir())
@@ -436,12 +436,12 @@ def test_a_requests_folder_that_is_a_link_is_not_followed(start, tmp_path):
 def test_a_flood_of_requests_is_taken_piece_by_piece_and_the_answers_stay_few(start):
     scheduler = two_skills(start)
     for number in range(3 * MOST_AT_ONCE):
-        send_request(scheduler.layout, Verb.PRIORITY, "A", number=number)
+        send_request(scheduler.graph_paths, Verb.PRIORITY, "A", number=number)
     scheduler.tick()
-    assert len(list(scheduler.layout.requests.iterdir())) == 2 * MOST_AT_ONCE
+    assert len(list(scheduler.graph_paths.requests.iterdir())) == 2 * MOST_AT_ONCE
     scheduler.tick()
     scheduler.tick()
-    assert not list(scheduler.layout.requests.iterdir())
+    assert not list(scheduler.graph_paths.requests.iterdir())
     assert len(saved(scheduler)["requests"]) == 100
     assert scheduler.state.entries["A"].priority == 3 * MOST_AT_ONCE - 1
 

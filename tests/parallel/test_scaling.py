@@ -49,7 +49,7 @@ class Machine:
     """
 
     def __init__(self, root, speeds: dict[int, float], *, adopted: int = 0) -> None:
-        self.layout = GraphPaths(root)
+        self.graph_paths = GraphPaths(root)
         self.schedule = ScheduleConfig(max_parallel_skills=3, auto_scaling=True)
         self.state = SimpleNamespace(launched=lambda: list(self._launched.values()))
         self.speeds, self.shared = speeds, []
@@ -81,8 +81,8 @@ class Machine:
         for run, (_, handle) in self._launched.items():
             self._frames[run] += self.speeds[number] / number * seconds * (0.5 if mixed else 1.0)
             figures = {"frames": int(self._frames[run]), "updated_at": self._now}
-            place = self.layout.run(run, f"S{run}")
-            tell_progress(place, handle.run_id, phase=phase, **figures)
+            run_paths = self.graph_paths.run(run, f"S{run}")
+            tell_progress(run_paths, handle.run_id, phase=phase, **figures)
         self.scaling.look()
         return self.schedule.max_parallel_skills
 
@@ -93,7 +93,7 @@ def test_runs_are_measured_while_all_of_them_train(tmp_path):
     assert [machine.passes(1) for _ in range(6)] == [1] * 6  # a sample takes 5 seconds
     assert [machine.passes(9) for _ in range(10)] == [1, 2, 2, 2, 2, 3, 3, 3, 3, 2]
     assert machine.shared == [1, 2, 3, 2]
-    said = notices.read(machine.layout)["scaling"]
+    said = notices.read(machine.graph_paths)["scaling"]
     assert "side by side: 2 of 1 to 3 (1: 1,000 steps/s, 2: 1,900 steps/s, 3: 1,901" in said
 
 
@@ -101,7 +101,7 @@ def test_a_run_without_figures_of_its_own_ends_a_sample(tmp_path):
     machine = Machine(tmp_path, {1: 1000.0, 2: 1900.0})
     for _ in range(9):
         machine.passes(9)
-        machine.layout.run(0, "S0").progress.write_text("{")
+        machine.graph_paths.run(0, "S0").progress.write_text("{")
         machine.scaling.look()
     assert machine.shared == [1]
 
@@ -111,9 +111,9 @@ def test_a_number_is_measured_by_runs_that_were_launched_with_it(tmp_path):
     machine = Machine(tmp_path, {1: 1000.0, 2: 1900.0, 3: 1900.0})
     assert [machine.passes(9) for _ in range(4)] == [1, 1, 1, 2]
     assert [machine.passes(9, go_on=True) for _ in range(9)] == [2] * 9
-    assert "2: " not in notices.read(machine.layout)["scaling"].partition("(")[2]
+    assert "2: " not in notices.read(machine.graph_paths)["scaling"].partition("(")[2]
     assert [machine.passes(9) for _ in range(8)] == [2, 2, 2, 3, 3, 3, 3, 2]
-    assert "(1: 1,000 steps/s, 2: 1,900" in notices.read(machine.layout)["scaling"]
+    assert "(1: 1,000 steps/s, 2: 1,900" in notices.read(machine.graph_paths)["scaling"]
 
 
 def test_runs_of_an_earlier_start_are_not_measured(tmp_path):
@@ -128,7 +128,7 @@ def test_frames_that_a_run_has_lost_are_no_sample(tmp_path):
     assert [machine.passes(9) for _ in range(3)] == [1, 1, 1]
     machine.launch(0, number=1, frames=500.0)
     assert [machine.passes(9), machine.passes(9)] == [1, 2]
-    assert "1: 1,000 steps/s" in notices.read(machine.layout)["scaling"]
+    assert "1: 1,000 steps/s" in notices.read(machine.graph_paths)["scaling"]
 
 
 def test_bounds_that_leave_no_number_are_refused():

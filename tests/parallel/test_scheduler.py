@@ -227,7 +227,7 @@ def test_every_move_is_one_line_of_the_story(start, world):
     scheduler.tick()
     world.end("木を集める")
     scheduler.tick()
-    story = [json.loads(line) for line in scheduler.layout.events.read_text().splitlines()]
+    story = [json.loads(line) for line in scheduler.graph_paths.events.read_text().splitlines()]
     assert [line["status"] for line in story] == ["waiting", "running", "completed"]
     assert [line["before"] for line in story] == [None, "preparing", "merging"]
     assert "is done: expert 0, 90% success in training after 1,000 frames" in story[-1]["text"]

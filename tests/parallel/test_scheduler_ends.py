@@ -116,12 +116,12 @@ def test_what_a_user_ended_is_held_until_he_asks_for_a_retry(start, world, clock
     scheduler.tick()
     assert words(scheduler) == {"A": "held", "B": "blocked"}
     assert scheduler.state.settled
-    requests.send_request(scheduler.layout, Verb.RETRY, "A")
-    requests.send_request(scheduler.layout, Verb.RETRY, "Nobody")
+    requests.send_request(scheduler.graph_paths, Verb.RETRY, "A")
+    requests.send_request(scheduler.graph_paths, Verb.RETRY, "Nobody")
     scheduler.tick()
     assert words(scheduler) == {"A": "running", "B": "waiting"}
     assert world.folders["A"] == run_id
-    assert not list(scheduler.layout.requests.iterdir())
+    assert not list(scheduler.graph_paths.requests.iterdir())
 
 
 def test_a_failure_blocks_its_dependants_and_nobody_else(start, world):

@@ -77,13 +77,15 @@ def test_a_run_says_what_it_is_trained_with_and_status_shows_it(tmp_path, capsys
     flags = ("--skills_dir", str(own), "--skill_config", str(tmp_path / "skills.toml"))
     code, said = place.run("--target_skill", TABLE, "--total_timesteps=2000", *flags)
     assert code == 0, said
-    wood, table = (read_run(place.layout.archive(i, name)) for i, name in enumerate((WOOD, TABLE)))
+    wood, table = (
+        read_run(place.graph_paths.archive(i, name)) for i, name in enumerate((WOOD, TABLE))
+    )
     assert (wood.config["lr"], wood.config["gamma"]) == (0.25, 0.75)
     assert table.config["lr"] == PPOConfig().lr
     given = {"total_timesteps": "command line"}
     assert table.origins == given
     assert wood.origins == {**given, "lr": "skill file", "gamma": "--skill_config"}
-    assert cli.main(["status", str(place.layout.root), "--verbose"]) == 0
+    assert cli.main(["status", str(place.graph_paths.root), "--verbose"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "Collect Wood: total_timesteps 2000 (command line), lr 0.25 (skill file)" in shown
     assert "Place Table: total_timesteps 2000 (command line)" in shown
@@ -98,62 +100,62 @@ def trained(tmp_path) -> Place:
 
 def test_a_graph_without_a_record_is_what_its_runs_say(tmp_path):
     place = trained(tmp_path)
-    place.layout.graph_json.unlink()
-    check_graph_record(place.layout, PPOConfig())
+    place.graph_paths.graph_json.unlink()
+    check_graph_record(place.graph_paths, PPOConfig())
     with pytest.raises(ConfigError, match=r"--layer_size is 32, and the graph in .* 64 \(its runs"):
-        check_graph_record(place.layout, PPOConfig(layer_size=32))
+        check_graph_record(place.graph_paths, PPOConfig(layer_size=32))
     with pytest.raises(ConfigError, match="--env_name is Craftax-Symbolic-v1, and the graph"):
-        check_graph_record(place.layout, PPOConfig(env_name="Craftax-Symbolic-v1"))
-    record_graph(place.layout, PPOConfig())
-    assert place.layout.graph_json.exists()
+        check_graph_record(place.graph_paths, PPOConfig(env_name="Craftax-Symbolic-v1"))
+    record_graph(place.graph_paths, PPOConfig())
+    assert place.graph_paths.graph_json.exists()
 
 
 def test_a_damaged_record_is_named_by_fsck_which_sets_it_aside(tmp_path, capsys):
     place = trained(tmp_path)
-    path = place.layout.graph_json
+    path = place.graph_paths.graph_json
     path.write_text(path.read_text().replace("64", "65"))
     with pytest.raises(FileRefusedError, match=r"graph\.json is damaged.* fsck .* --repair, which"):
-        check_graph_record(place.layout, PPOConfig())
-    assert cli.main(["fsck", str(place.layout.root)]) == 1
+        check_graph_record(place.graph_paths, PPOConfig())
+    assert cli.main(["fsck", str(place.graph_paths.root)]) == 1
     assert f"{path} is damaged or was edited" in capsys.readouterr().out
-    assert cli.main(["fsck", str(place.layout.root), "--repair"]) == 0
-    check_graph_record(place.layout, PPOConfig())
+    assert cli.main(["fsck", str(place.graph_paths.root), "--repair"]) == 0
+    check_graph_record(place.graph_paths, PPOConfig())
 
 
 def test_a_library_that_changed_is_told_and_its_trained_skills_stay(tmp_path, monkeypatch):
-    graph = GraphPaths(tmp_path / "graph")
-    storage.make_dir(graph.root)
-    record_graph(graph, PPOConfig())
-    assert notices.read(graph) == {}
+    graph_paths = GraphPaths(tmp_path / "graph")
+    storage.make_dir(graph_paths.root)
+    record_graph(graph_paths, PPOConfig())
+    assert notices.read(graph_paths) == {}
     changed = dataclasses.replace(LIBRARY[WOOD], gain={"wood": Amount(per=2, base=0)})
     described = dataclasses.replace(LIBRARY[TABLE], description="A table.", training={"lr": 0.5})
     library = {**LIBRARY, WOOD: changed, TABLE: described}
     monkeypatch.setattr(skill_sources, "load_library", lambda _: library)
-    record_graph(graph, PPOConfig())
-    assert f"other versions of {WOOD} than" in notices.read(graph)["library"]
+    record_graph(graph_paths, PPOConfig())
+    assert f"other versions of {WOOD} than" in notices.read(graph_paths)["library"]
     monkeypatch.setattr(skill_sources, "load_library", lambda _: LIBRARY)
-    record_graph(graph, PPOConfig())
-    assert notices.read(graph) == {}
+    record_graph(graph_paths, PPOConfig())
+    assert notices.read(graph_paths) == {}
 
 
-def keep(layout: GraphPaths, *skills: Skill) -> None:
+def keep(graph_paths: GraphPaths, *skills: Skill) -> None:
     """Skills as an earlier version kept them, which checked their code by rules of its own."""
-    storage.make_dir(layout.skill_files)
+    storage.make_dir(graph_paths.skill_files)
     for skill in skills:
-        records.write(layout.skill_file(skill.name), skill.to_json())
+        records.write(graph_paths.skill_file(skill.name), skill.to_json())
 
 
 def test_a_kept_skill_that_this_version_refuses_stops_only_what_needs_it(tmp_path, caplog):
-    layout, config = GraphPaths(tmp_path), BottomUpConfig()
+    graph_paths, config = GraphPaths(tmp_path), BottomUpConfig()
     code = "def task_reward(inventory):\n    return jnp.where(inventory.wood > 9, jnp.inf, 0.0)"
     old = dataclasses.replace(make_skill("Old", gain="old"), reward=code)
     new = make_skill("New", gain="new", needs=("old",))
-    keep(layout, old, new, make_skill("Other", gain="other"))
-    sources = SkillSources(layout)
+    keep(graph_paths, old, new, make_skill("Other", gain="other"))
+    sources = SkillSources(graph_paths)
     graph = open_graph(Library.of(config), sources)
     assert graph.skills.keys() == {*LIBRARY, "Other"}
     assert (
-        f"{layout.skill_file('Old')}: this version of flowrl refuses it: skill 'Old':"
+        f"{graph_paths.skill_file('Old')}: this version of flowrl refuses it: skill 'Old':"
         in caplog.text
     )
     assert "jnp.inf is not admitted" in caplog.text
@@ -162,7 +164,7 @@ def test_a_kept_skill_that_this_version_refuses_stops_only_what_needs_it(tmp_pat
     right = dataclasses.replace(old, reward=code.replace("jnp.inf", "9.0"))
     sources._fixed = lambda: {"Old"}  # an expert was trained on it
     sources.record(right)
-    again = open_graph(Library.of(config), SkillSources(layout))
+    again = open_graph(Library.of(config), SkillSources(graph_paths))
     assert again.skills.keys() == {*graph.skills, "Old", "New"}
     sources.record(old)
     assert sources.recorded()["Old"].reward == right.reward
@@ -176,13 +178,13 @@ def test_a_kept_skill_may_have_a_local_that_is_a_later_word(tmp_path, name):
 
 
 def test_a_library_skill_that_a_later_version_drops_is_not_an_own_one(tmp_path):
-    layout = GraphPaths(tmp_path)
-    storage.make_dir(layout.root)
-    record_graph(layout, PPOConfig())
+    graph_paths = GraphPaths(tmp_path)
+    storage.make_dir(graph_paths.root)
+    record_graph(graph_paths, PPOConfig())
     own = make_skill("Own")
     replaced = dataclasses.replace(LIBRARY[TABLE], reward=own.reward)
-    keep(layout, LIBRARY[WOOD], own, replaced)
-    found = SkillSources(layout).over({})
+    keep(graph_paths, LIBRARY[WOOD], own, replaced)
+    found = SkillSources(graph_paths).over({})
     assert {name: skill.embedded for name, skill in found.items()} == {
         **{WOOD: True, "Own": False, TABLE: False}
     }

@@ -34,7 +34,7 @@ def place(tmp_path):
 
 def say(place, capsys, *words):
     """A command's exit code and what it said."""
-    code = cli.main([*words, "--graph-path", str(place.layout.root)])
+    code = cli.main([*words, "--graph-path", str(place.graph_paths.root)])
     return code, capsys.readouterr().out
 
 
@@ -175,21 +175,21 @@ def test_a_skill_that_does_not_fit_changes_nothing(place, mine, capsys, change, 
     place.open("gate")
     assert place.run(*LOCAL)[0] == 0
     (mine / "stack.py").write_text((mine / "stack.py").read_text().replace(*change))
-    before = storage.tree_digest(place.layout.root)
-    assert cli.main(["add", str(place.layout.root), str(mine)]) == 1
+    before = storage.tree_digest(place.graph_paths.root)
+    assert cli.main(["add", str(place.graph_paths.root), str(mine)]) == 1
     assert complaint in capsys.readouterr().err
-    assert storage.tree_digest(place.layout.root) == before
+    assert storage.tree_digest(place.graph_paths.root) == before
 
 
 def test_a_request_for_a_skill_that_nobody_checked_is_refused(place):
     daemon = place.start(*LOCAL)
     until(place.launches, seconds=60)
-    SkillSources(place.layout).record(make_skill("Tried By Nobody"))
+    SkillSources(place.graph_paths).record(make_skill("Tried By Nobody"))
     for name in ("Steal Wood", "Tried By Nobody"):
-        send_request(place.layout, Verb.ADD, name)
+        send_request(place.graph_paths, Verb.ADD, name)
 
     def outcomes():
-        document = json.loads(place.layout.scheduler_state.read_text())
+        document = json.loads(place.graph_paths.scheduler_state.read_text())
         return [response["outcome"] for response in document["requests"]]
 
     until(lambda: len(outcomes()) == 2, seconds=60)

@@ -36,32 +36,32 @@ def place(tmp_path, monkeypatch):
 
 
 def train(place: Place, *flags: str, target: str = WOOD) -> int:
-    words = (f"--graph_path={place.layout.root}", f"--target_skill={target}", *AT_ONCE, *flags)
+    words = (f"--graph_path={place.graph_paths.root}", f"--target_skill={target}", *AT_ONCE, *flags)
     return bottomup.main(words)
 
 
 def ask_for_more(place: Place, *flags: str) -> int:
-    return cli.main(["train-more", str(place.layout.root), WOOD, *flags])
+    return cli.main(["train-more", str(place.graph_paths.root), WOOD, *flags])
 
 
 def row(place: Place, capsys, skill: str = WOOD) -> dict:
     capsys.readouterr()
-    assert cli.main(["status", str(place.layout.root), "--json"]) == 0
+    assert cli.main(["status", str(place.graph_paths.root), "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["skills"]
     return next(row for row in rows if row["skill"] == skill)
 
 
-def lineage(layout: GraphPaths) -> list[tuple[int, float | None]]:
+def lineage(graph_paths: GraphPaths) -> list[tuple[int, float | None]]:
     """Frames and success rate of each run that has trained the first expert."""
-    version = ExpertStore(layout).manifest().experts[0]
+    version = ExpertStore(graph_paths).manifest().experts[0]
     return [(entry.frames, entry.success_rate) for entry in version.lineage]
 
 
 def test_a_skill_below_its_goal_is_shown_so_and_fails_a_strict_start(place, capsys):
     found = row(place, capsys)
     assert (found["status"], found["below_goal"], found["goal"]) == ("completed", True, 0.8)
-    assert found["why"] == f"flowrl train-more {place.layout.root} 'Collect Wood'"
-    assert cli.main(["status", str(place.layout.root)]) == 0
+    assert found["why"] == f"flowrl train-more {place.graph_paths.root} 'Collect Wood'"
+    assert cli.main(["status", str(place.graph_paths.root)]) == 0
     assert "1 below goal" in capsys.readouterr().out
     assert train(place, "--strict") == 1
     assert train(place) == 0
@@ -73,14 +73,14 @@ def test_a_skill_below_its_goal_is_shown_so_and_fails_a_strict_start(place, caps
 )
 def test_a_larger_goal_or_budget_trains_on_once_from_the_skills_own_expert(place, capsys, flag):
     (first,) = place.merged()
-    before = ExpertStore(place.layout).manifest().experts[0]
+    before = ExpertStore(place.graph_paths).manifest().experts[0]
     place.order({WOOD: {"success_rate": 0.7}})
     assert train(place, flag) == 0
     assert train(place, flag) == 0
     assert place.launches() == [WOOD, WOOD]
-    assert lineage(place.layout) == [(100, 0.6), (100, 0.7)]
+    assert lineage(place.graph_paths) == [(100, 0.6), (100, 0.7)]
     assert place.experts() == {0: (WOOD, 200)}
-    record = runs.read_run(place.layout.archive(0, WOOD))
+    record = runs.read_run(place.graph_paths.archive(0, WOOD))
     assert record.ancestors == (before,)
     assert place.merged() == (first, record.run_id)
     assert row(place, capsys)["success_rate"] == 0.7
@@ -94,13 +94,13 @@ def test_a_larger_goal_or_budget_in_vain_is_not_tried_again(place, flag):
     for _ in range(3):
         assert train(place, flag) == 0
     assert place.launches() == [WOOD, WOOD]
-    assert lineage(place.layout) == [(100, 0.6)]
+    assert lineage(place.graph_paths) == [(100, 0.6)]
 
 
 def test_a_state_that_was_made_anew_knows_no_goal_that_could_be_smaller(place, capsys):
-    place.layout.scheduler_state.unlink()
-    place.layout.archive(0, WOOD).run_json.unlink()
-    assert cli.main(["recover", str(place.layout.root)]) == 0
+    place.graph_paths.scheduler_state.unlink()
+    place.graph_paths.archive(0, WOOD).run_json.unlink()
+    assert cli.main(["recover", str(place.graph_paths.root)]) == 0
     assert row(place, capsys)["below_goal"] is False
     assert train(place, "--success_state_rate=0.99", "--total_timesteps=20000000") == 0
     assert place.launches() == [WOOD]
@@ -117,10 +117,10 @@ def test_the_request_waits_for_a_scheduler_and_says_how_many_frames(place, capsy
     assert "train-more Collect Wood: done when you start" in capsys.readouterr().out
     place.order()
     assert train(place) == 0
-    record = runs.read_run(place.layout.archive(0, WOOD))
+    record = runs.read_run(place.graph_paths.archive(0, WOOD))
     assert record.config["total_timesteps"] == 200_000
     assert record.origins["total_timesteps"] == "flowrl train-more"
-    assert lineage(place.layout) == [(100, 0.6), (100, 0.9)]
+    assert lineage(place.graph_paths) == [(100, 0.6), (100, 0.9)]
     assert place.lines()[WOOD].get("trained") is None
     assert train(place, "--strict") == 0
     assert place.launches() == [WOOD, WOOD], "a small continuation does not shrink the budget"
@@ -135,17 +135,17 @@ ENDS = {
 
 @pytest.mark.parametrize(("order", "why"), ENDS.values(), ids=ENDS.keys())
 def test_a_skill_that_was_trained_on_in_vain_keeps_its_expert(place, capsys, order, why):
-    before = ExpertStore(place.layout).manifest()
+    before = ExpertStore(place.graph_paths).manifest()
     ask_for_more(place)
     place.order({WOOD: order})
     assert train(place, "--max_retries=1") == 0
     assert len(place.launches()) == (3 if "fails" in order else 2)
-    assert ExpertStore(place.layout).manifest() == before
+    assert ExpertStore(place.graph_paths).manifest() == before
     found = row(place, capsys)
     assert (found["status"], found["success_rate"]) == ("completed", 0.6)
     assert "training on has changed nothing" in found["why"]
     assert why in found["why"] or "exit 1" in found["why"]
-    assert not place.layout.run(0, WOOD).folder.exists()
+    assert not place.graph_paths.run(0, WOOD).folder.exists()
 
 
 def test_a_skill_starts_only_on_needs_of_enough_success(tmp_path, monkeypatch, capsys):
@@ -155,7 +155,7 @@ def test_a_skill_starts_only_on_needs_of_enough_success(tmp_path, monkeypatch, c
     assert train(place, target=TABLE) == 1
     found = row(place, capsys, TABLE)
     assert (found["status"], found["waits_for"]) == ("blocked", [WOOD])
-    remedy = f"flowrl train-more {place.layout.root} 'Collect Wood'"
+    remedy = f"flowrl train-more {place.graph_paths.root} 'Collect Wood'"
     assert found["why"] == f"Collect Wood has 6.0% of 50.0%; {remedy}"
     place.order({WOOD: {"success_rate": 0.4}})
     ask_for_more(place)
@@ -180,27 +180,27 @@ POINTS = [
 def test_a_continuation_of_a_killed_scheduler_is_merged_once(place, point):
     ask_for_more(place, "--total_timesteps=5000")
     place.order()
-    flags = (f"--graph_path={place.layout.root}", f"--target_skill={WOOD}", "--launcher=local")
+    flags = (f"--graph_path={place.graph_paths.root}", f"--target_skill={WOOD}", "--launcher=local")
     assert killed_at(point, "tests.parallel.stand_in_story", *flags)
     assert train(place) == 0
     assert place.launches() == [WOOD, WOOD]
-    assert lineage(place.layout) == [(100, 0.6), (100, 0.9)]
+    assert lineage(place.graph_paths) == [(100, 0.6), (100, 0.9)]
     assert len(place.merged()) == 2
-    assert list(place.layout.training_runs.glob("skill_*")) == []
+    assert list(place.graph_paths.training_runs.glob("skill_*")) == []
 
 
 def test_a_lost_state_knows_that_a_live_run_trains_a_skill_on(place, capsys):
     ask_for_more(place, "--total_timesteps=5000")
     place.order({WOOD: {"success_rate": 0.3}})
-    flags = (f"--graph_path={place.layout.root}", f"--target_skill={WOOD}", "--launcher=local")
+    flags = (f"--graph_path={place.graph_paths.root}", f"--target_skill={WOOD}", "--launcher=local")
     assert killed_at("scheduler.launched", "tests.parallel.stand_in_story", *flags)
-    place.layout.scheduler_state.unlink()
-    assert cli.main(["recover", str(place.layout.root)]) == 0
+    place.graph_paths.scheduler_state.unlink()
+    assert cli.main(["recover", str(place.graph_paths.root)]) == 0
     line = place.lines()[WOOD]
     assert (line["status"], line["trained"]["success_rate"]) == ("running", 0.6)
     assert train(place) == 0
     assert row(place, capsys)["success_rate"] == 0.6
-    assert lineage(place.layout) == [(100, 0.6)]
+    assert lineage(place.graph_paths) == [(100, 0.6)]
 
 
 def test_after_a_rollback_a_skill_has_the_success_of_the_expert_that_counts(place, capsys):
@@ -208,36 +208,36 @@ def test_after_a_rollback_a_skill_has_the_success_of_the_expert_that_counts(plac
     ask_for_more(place)
     assert train(place) == 0
     assert row(place, capsys)["success_rate"] == 0.9
-    assert cli.main(["rollback", str(place.layout.root), "1"]) == 0
+    assert cli.main(["rollback", str(place.graph_paths.root), "1"]) == 0
     assert row(place, capsys)["success_rate"] == 0.6
-    assert cli.main(["fsck", str(place.layout.root)]) == 0
+    assert cli.main(["fsck", str(place.graph_paths.root)]) == 0
     place.order({WOOD: {"success_rate": 0.7}})
     ask_for_more(place)
     assert train(place) == 0
-    assert lineage(place.layout) == [(100, 0.6), (100, 0.7)]
-    assert cli.main(["rollback", str(place.layout.root), "2"]) == 0
+    assert lineage(place.graph_paths) == [(100, 0.6), (100, 0.7)]
+    assert cli.main(["rollback", str(place.graph_paths.root), "2"]) == 0
     assert row(place, capsys)["success_rate"] == 0.9
-    store = ExpertStore(place.layout)
+    store = ExpertStore(place.graph_paths)
     assert not repair.damage(store, store.manifest().experts[0])
 
 
 def test_a_lost_record_leaves_the_success_that_the_manifest_has(place, capsys):
-    place.layout.archive(0, WOOD).result_json.unlink()
-    place.layout.scheduler_state.unlink()
-    assert cli.main(["recover", str(place.layout.root)]) == 0
+    place.graph_paths.archive(0, WOOD).result_json.unlink()
+    place.graph_paths.scheduler_state.unlink()
+    assert cli.main(["recover", str(place.graph_paths.root)]) == 0
     assert row(place, capsys)["success_rate"] == 0.6
 
 
 def test_a_continuation_that_loses_to_another_runs_copy_says_so(tmp_path):
-    layout = GraphPaths(tmp_path / "graph")
-    making.train(layout, WOOD, 0, {}, acted={0: 50})
-    more = making.prepare(layout, WOOD, 0, {})
-    assert making.train(layout, TABLE, 1, {WOOD: 0}, acted={0: 500, 1: 10})["taken"]
-    making.finish(more.layout, {0: 20})
-    done = making.merge(layout, more)
+    graph_paths = GraphPaths(tmp_path / "graph")
+    making.train(graph_paths, WOOD, 0, {}, acted={0: 50})
+    more = making.prepare(graph_paths, WOOD, 0, {})
+    assert making.train(graph_paths, TABLE, 1, {WOOD: 0}, acted={0: 500, 1: 10})["taken"]
+    making.finish(more.run_paths, {0: 20})
+    done = making.merge(graph_paths, more)
     assert (done["taken"], done["goal"]) == (False, 0.8)
-    assert making.merge(layout, more)["taken"] is False, "also if it is merged again"
-    assert making.frames(layout) == {0: 550, 1: 10}
+    assert making.merge(graph_paths, more)["taken"] is False, "also if it is merged again"
+    assert making.frames(graph_paths) == {0: 550, 1: 10}
     merging = Merging(
         run_id="b", attempt=2, frames=9, success_rate=0.9, wall_seconds=1.0, since=NOW
     )
@@ -281,30 +281,34 @@ def changed(place, tmp_path):
 
 
 def retrain(place: Place, folder, *flags: str) -> int:
-    return cli.main(["retrain", str(place.layout.root), WOOD, f"--skills_dir={folder}", *flags])
+    return cli.main(
+        ["retrain", str(place.graph_paths.root), WOOD, f"--skills_dir={folder}", *flags]
+    )
 
 
 def test_a_retrained_skill_is_a_new_version_that_begins_from_nothing(place, changed, capsys):
-    before = ExpertStore(place.layout).manifest()
+    before = ExpertStore(place.graph_paths).manifest()
     place.order({WOOD: {"success_rate": 0.4}})
     assert retrain(place, changed) == 0
     assert train(place, target=TABLE) == 0
-    after = ExpertStore(place.layout).manifest()
-    assert lineage(place.layout) == [(100, 0.4)], "fewer frames and less success count all the same"
+    after = ExpertStore(place.graph_paths).manifest()
+    assert lineage(place.graph_paths) == [(100, 0.4)], (
+        "fewer frames and less success count all the same"
+    )
     assert after.experts[1] == before.experts[1], "dependants keep theirs"
     assert row(place, capsys)["success_rate"] == 0.4
-    module = place.layout.archive(0, WOOD).module.read_text()
+    module = place.graph_paths.archive(0, WOOD).module.read_text()
     assert "2.0 * inventory_diff.wood" in module
-    assert cli.main(["rollback", str(place.layout.root), str(before.generation)]) == 0
-    assert ExpertStore(place.layout).manifest().experts == before.experts
+    assert cli.main(["rollback", str(place.graph_paths.root), str(before.generation)]) == 0
+    assert ExpertStore(place.graph_paths).manifest().experts == before.experts
 
 
 def test_a_retraining_in_vain_keeps_the_former_expert(place, changed, capsys):
-    before = ExpertStore(place.layout).manifest()
+    before = ExpertStore(place.graph_paths).manifest()
     place.order({WOOD: {"fails": 9, "code": 7}})
     assert retrain(place, changed) == 0
     assert train(place, "--max_retries=0", target=TABLE) == 0
-    assert ExpertStore(place.layout).manifest() == before
+    assert ExpertStore(place.graph_paths).manifest() == before
     assert "training anew has changed nothing: exit 7" in row(place, capsys)["why"]
 
 
@@ -313,13 +317,17 @@ def test_a_retraining_in_vain_keeps_the_former_expert(place, changed, capsys):
 def test_a_killed_scheduler_goes_on_retraining(place, changed, point, state):
     place.order({WOOD: {"success_rate": 0.4}})
     assert retrain(place, changed) == 0
-    flags = (f"--graph_path={place.layout.root}", f"--target_skill={TABLE}", "--launcher=local")
+    flags = (
+        f"--graph_path={place.graph_paths.root}",
+        f"--target_skill={TABLE}",
+        "--launcher=local",
+    )
     assert killed_at(point, "tests.parallel.stand_in_story", *flags)
     if state == "lost":
-        place.layout.scheduler_state.unlink()
-        assert cli.main(["recover", str(place.layout.root)]) == 0
+        place.graph_paths.scheduler_state.unlink()
+        assert cli.main(["recover", str(place.graph_paths.root)]) == 0
     assert train(place, target=TABLE) == 0
-    assert lineage(place.layout) == [(100, 0.4)]
+    assert lineage(place.graph_paths) == [(100, 0.4)]
 
 
 @pytest.mark.parametrize(
@@ -333,16 +341,16 @@ def test_a_killed_scheduler_goes_on_retraining(place, changed, point, state):
     ids=["gains", "needs", "code", "name"],
 )
 def test_a_refused_text_changes_nothing(place, changed, capsys, old, new, why):
-    kept = place.layout.skill_file(WOOD).read_bytes()
+    kept = place.graph_paths.skill_file(WOOD).read_bytes()
     (changed / "wood.py").write_text(CHANGED.replace(old, new))
     assert retrain(place, changed) != 0
     assert why in (said := capsys.readouterr().err)
     assert len(said.splitlines()) == 1
-    assert place.layout.skill_file(WOOD).read_bytes() == kept
-    assert not list(place.layout.requests.glob("*"))
+    assert place.graph_paths.skill_file(WOOD).read_bytes() == kept
+    assert not list(place.graph_paths.requests.glob("*"))
 
 
 def test_a_changed_file_is_told_with_both_remedies(place, changed, caplog):
     assert train(place, f"--skills_dir={changed}", target=TABLE) == 0
-    assert f"flowrl retrain {place.layout.root} 'Collect Wood'" in caplog.text
+    assert f"flowrl retrain {place.graph_paths.root} 'Collect Wood'" in caplog.text
     assert "another --graph_path" in caplog.text

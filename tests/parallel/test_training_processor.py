@@ -47,32 +47,34 @@ COMPLETED = {WOOD: 0, TABLE: 1}
 
 
 @pytest.fixture
-def trained(layout) -> GraphPaths:
+def trained(graph_paths) -> GraphPaths:
     """A graph with experts 0 (50 frames) and 1 (20 frames)."""
-    train(layout, WOOD, 0, {}, acted={0: 50})
-    train(layout, TABLE, 1, {WOOD: 0}, acted={1: 20})
-    return layout
+    train(graph_paths, WOOD, 0, {}, acted={0: 50})
+    train(graph_paths, TABLE, 1, {WOOD: 0}, acted={1: 20})
+    return graph_paths
 
 
-def finished(layout: GraphPaths, skill: str = PICKAXE, expert: int = 4, acted=None) -> PreparedRun:
-    ready = prepare(layout, skill, expert, COMPLETED)
-    finish(ready.layout, acted or {0: 5, expert: 30})
+def finished(
+    graph_paths: GraphPaths, skill: str = PICKAXE, expert: int = 4, acted=None
+) -> PreparedRun:
+    ready = prepare(graph_paths, skill, expert, COMPLETED)
+    finish(ready.run_paths, acted or {0: 5, expert: 30})
     return ready
 
 
 # --- what a merge does
 
 
-def test_a_first_run_becomes_expert_and_archive(layout):
-    ready = prepare(layout, WOOD, 0, {})
-    finish(ready.layout, {0: 50})
-    done = merge(layout, ready)
+def test_a_first_run_becomes_expert_and_archive(graph_paths):
+    ready = prepare(graph_paths, WOOD, 0, {})
+    finish(ready.run_paths, {0: 50})
+    done = merge(graph_paths, ready)
     assert done["experts"][0]["verdict"] == "take"
     assert (done["run_id"], done["generation"], done["frames"]) == (ready.run.run_id, 1, 50)
     assert done["wall_seconds"] == 1.5
     assert done["already_merged"] is False
-    assert frames(layout) == {0: 50}
-    home = layout.root / "skills" / "0_Collect_Wood"
+    assert frames(graph_paths) == {0: 50}
+    home = graph_paths.root / "skills" / "0_Collect_Wood"
     assert {path.name for path in home.iterdir()} == {
         "0.py",
         "expert_0_policy",
@@ -82,7 +84,7 @@ def test_a_first_run_becomes_expert_and_archive(layout):
         "training.log",
     }
     assert (home / "training.log").read_text() == f"log of {ready.run.run_id}\n"
-    assert tree(layout.training_runs) == []
+    assert tree(graph_paths.training_runs) == []
 
 
 def test_every_expert_that_acted_is_updated_and_no_other(trained):
@@ -151,12 +153,12 @@ def test_a_run_that_never_was_is_refused(trained):
         process_completed_training(trained.run(4, PICKAXE).folder, PICKAXE, 4, trained.root)
 
 
-def test_a_skill_trained_again_starts_from_its_expert_and_replaces_its_archive(layout):
-    train(layout, WOOD, 0, {}, acted={0: 50})
-    done = train(layout, WOOD, 0, {}, acted={0: 70})
-    archive = RunPaths(layout.skill_folder(0, WOOD), 0)
+def test_a_skill_trained_again_starts_from_its_expert_and_replaces_its_archive(graph_paths):
+    train(graph_paths, WOOD, 0, {}, acted={0: 50})
+    done = train(graph_paths, WOOD, 0, {}, acted={0: 70})
+    archive = RunPaths(graph_paths.skill_folder(0, WOOD), 0)
     assert json.loads(archive.run_json.read_text())["run_id"] == done["run_id"]
-    assert frames(layout) == {0: 120}
+    assert frames(graph_paths) == {0: 120}
     assert done["experts"][0]["verdict"] == "take"
     (ancestor,) = read_run(archive).ancestors
     assert (ancestor.index, ancestor.frames) == (0, 50)
@@ -164,14 +166,14 @@ def test_a_skill_trained_again_starts_from_its_expert_and_replaces_its_archive(l
 
 def with_tracker_files(ready: PreparedRun, word: str) -> None:
     """What TensorBoard, an offline W&B and a long log leave, links and all."""
-    events = ready.layout.tensorboard / "events.out.tfevents.1"
-    run = ready.layout.wandb / "offline-run-1" / "run-1.wandb"
+    events = ready.run_paths.tensorboard / "events.out.tfevents.1"
+    run = ready.run_paths.wandb / "offline-run-1" / "run-1.wandb"
     for file in (events, run):
         file.parent.mkdir(parents=True)
         file.write_text(word)
-    (ready.layout.wandb / "latest-run").symlink_to("offline-run-1")
-    (ready.layout.wandb / "debug.log").symlink_to("/etc/passwd")
-    ready.layout.older_training_log.write_text(word)
+    (ready.run_paths.wandb / "latest-run").symlink_to("offline-run-1")
+    (ready.run_paths.wandb / "debug.log").symlink_to("/etc/passwd")
+    ready.run_paths.older_training_log.write_text(word)
 
 
 ARCHIVED = {
@@ -205,7 +207,7 @@ def test_what_trackers_wrote_is_archived_without_their_links(trained):
 
 def test_a_tracker_s_folder_that_is_a_link_does_not_stop_a_merge(trained, caplog):
     ready = finished(trained)
-    ready.layout.wandb.symlink_to("/etc")
+    ready.run_paths.wandb.symlink_to("/etc")
     assert merge(trained, ready)["experts"][4]["verdict"] == "take"
     assert "wandb is not archived" in caplog.text
     assert archived(trained.skill_folder(4, PICKAXE)) == {}
@@ -215,43 +217,43 @@ def test_a_tracker_s_folder_that_is_a_link_does_not_stop_a_merge(trained, caplog
 # --- what is refused
 
 
-def rewrite(place: RunPaths, **changes) -> None:
-    write_result(place, dataclasses.replace(read_result(place), **changes))
+def rewrite(run_paths: RunPaths, **changes) -> None:
+    write_result(run_paths, dataclasses.replace(read_result(run_paths), **changes))
 
 
-def edit_report(place: RunPaths, position: int, **changes) -> None:
-    reports = list(read_result(place).experts)
+def edit_report(run_paths: RunPaths, position: int, **changes) -> None:
+    reports = list(read_result(run_paths).experts)
     reports[position] = dataclasses.replace(reports[position], **changes)
-    rewrite(place, experts=tuple(reports))
+    rewrite(run_paths, experts=tuple(reports))
 
 
-def link_log(place: RunPaths) -> None:
-    place.training_log.unlink()
-    place.training_log.symlink_to("/etc/passwd")
+def link_log(run_paths: RunPaths) -> None:
+    run_paths.training_log.unlink()
+    run_paths.training_log.symlink_to("/etc/passwd")
 
 
-def link_array(place: RunPaths) -> None:
-    file = place.final(1) / "arrays" / "d0"
-    file.rename(place.folder / "d0")
-    file.symlink_to(place.folder / "d0")
+def link_array(run_paths: RunPaths) -> None:
+    file = run_paths.final(1) / "arrays" / "d0"
+    file.rename(run_paths.folder / "d0")
+    file.symlink_to(run_paths.folder / "d0")
 
 
-def with_arrays(place: RunPaths, position: int, **arrays) -> None:
+def with_arrays(run_paths: RunPaths, position: int, **arrays) -> None:
     """Save an expert anew, and report its files and arrays as they are."""
-    storage.remove_tree(place.final(position))
-    make_expert(place.final(position), "other", **arrays)
+    storage.remove_tree(run_paths.final(position))
+    make_expert(run_paths.final(position), "other", **arrays)
     edit_report(
-        place,
+        run_paths,
         position,
-        sha256=storage.tree_digest(place.final(position)),
-        content=content_digest(place.final(position)),
+        sha256=storage.tree_digest(run_paths.final(position)),
+        content=content_digest(run_paths.final(position)),
     )
 
 
-def unreadable_arrays(place: RunPaths) -> None:
-    (node,) = (path for path in (place.final(2) / "arrays").iterdir() if path.name != "d0")
+def unreadable_arrays(run_paths: RunPaths) -> None:
+    (node,) = (path for path in (run_paths.final(2) / "arrays").iterdir() if path.name != "d0")
     node.write_bytes(bytes(len(node.read_bytes())))
-    edit_report(place, 2, sha256=storage.tree_digest(place.final(2)))
+    edit_report(run_paths, 2, sha256=storage.tree_digest(run_paths.final(2)))
 
 
 REFUSALS = {
@@ -323,7 +325,7 @@ REFUSALS = {
 @pytest.mark.parametrize(("damage", "words"), REFUSALS.values(), ids=REFUSALS.keys())
 def test_a_result_that_is_not_whole_changes_nothing(trained, damage, words):
     ready = finished(trained)
-    damage(ready.layout)
+    damage(ready.run_paths)
     before = all_files(trained.root)
     with pytest.raises(ResultRefusedError) as refused:
         merge(trained, ready)
@@ -340,7 +342,7 @@ def test_a_call_for_another_run_than_the_folder_s_is_refused(trained, skill, exp
     (ready.run_folder / "5.py").write_text("")
     with pytest.raises(FileRefusedError, match=r"is of expert 4 \(Make Wood Pickaxe\)"):
         process_completed_training(ready.run_folder, skill, expert, trained.root)
-    assert ready.layout.result_json.exists()
+    assert ready.run_paths.result_json.exists()
 
 
 # --- recovery
@@ -349,7 +351,7 @@ def test_a_call_for_another_run_than_the_folder_s_is_refused(trained, skill, exp
 def test_recovery_merges_every_finished_run_and_leaves_the_rest(trained):
     done = finished(trained, PICKAXE, 2)
     broken = finished(trained, SWORD, 3)
-    (broken.layout.final(0) / "arrays" / "d0").write_text("flipped")
+    (broken.run_paths.final(0) / "arrays" / "d0").write_text("flipped")
     waiting = prepare(trained, "Collect Drink", 5, {})
     (trained.training_runs / ".tmp-skill_9_X").mkdir()
     (trained.training_runs / "skill_8_X.0.trash").mkdir()
@@ -369,7 +371,7 @@ def test_recovery_merges_every_finished_run_and_leaves_the_rest(trained):
 def test_recovery_leaves_a_living_run_alone(trained):
     ready = finished(trained)
     kill_a_merge(trained, ready, "merge.committed")
-    descriptor = os.open(ready.layout.lock, os.O_RDWR | os.O_CREAT)
+    descriptor = os.open(ready.run_paths.lock, os.O_RDWR | os.O_CREAT)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     recover_graph(trained)
     assert ready.run_folder.is_dir()
@@ -381,7 +383,7 @@ def test_recovery_leaves_a_living_run_alone(trained):
 def test_recovery_leaves_a_finished_run_to_the_scheduler(trained):
     ready = finished(trained)
     recover_graph(trained)
-    assert ready.layout.result_json.exists()
+    assert ready.run_paths.result_json.exists()
     assert ready.run.run_id not in ExpertStore(trained).manifest().merged
 
 
@@ -393,7 +395,7 @@ def test_a_live_run_keeps_its_ancestors_from_the_garbage(trained):
     names = {path.name for path in trained.expert_folder(0, WOOD).iterdir()}
     assert ancestor.version in names
     assert len(names) == 21
-    finish(ready.layout, {3: 1})
+    finish(ready.run_paths, {3: 1})
     merge(trained, ready)
     assert not (trained.expert_folder(0, WOOD) / ancestor.version).exists()
 
@@ -417,12 +419,12 @@ POINTS = [
 
 
 def test_a_removal_that_an_error_has_interrupted_is_finished_by_the_next_archiving(
-    layout, monkeypatch
+    graph_paths, monkeypatch
 ):
     """As a lack of descriptors interrupts it: the folder has its other name already."""
-    ready = prepare(layout, WOOD, 0, {})
-    finish(ready.layout, {0: 10})
-    backend = TrainingBackend(layout, BottomUpConfig(), GRAPH)
+    ready = prepare(graph_paths, WOOD, 0, {})
+    finish(ready.run_paths, {0: 10})
+    backend = TrainingBackend(graph_paths, BottomUpConfig(), GRAPH)
     request = RunRequest(skill=WOOD, expert=0, attempt=1, run_id=ready.run.run_id)
     backend.merge(request)
     monkeypatch.setenv("FLOWRL_FAULT", "remove_tree.renamed:raise")
@@ -430,15 +432,15 @@ def test_a_removal_that_an_error_has_interrupted_is_finished_by_the_next_archivi
         backend.archive(request)
     monkeypatch.delenv("FLOWRL_FAULT")
     backend.archive(request)
-    assert list(layout.training_runs.iterdir()) == []
+    assert list(graph_paths.training_runs.iterdir()) == []
 
 
-def whole_state(layout: GraphPaths) -> tuple:
-    return contents(layout), ExpertStore(layout).manifest().merged, tree(layout.root)
+def whole_state(graph_paths: GraphPaths) -> tuple:
+    return contents(graph_paths), ExpertStore(graph_paths).manifest().merged, tree(graph_paths.root)
 
 
-def kill_a_merge(layout: GraphPaths, ready: PreparedRun, point: str) -> None:
-    words = (layout.root, ready.run_folder, ready.run.expert, ready.run.skill)
+def kill_a_merge(graph_paths: GraphPaths, ready: PreparedRun, point: str) -> None:
+    words = (graph_paths.root, ready.run_folder, ready.run.expert, ready.run.skill)
     assert killed_at(point, "tests.chaos.merge_once", *words)
 
 
@@ -464,15 +466,15 @@ def test_the_same_call_again_ends_what_a_kill_interrupted(trained, point):
     assert whole_state(trained)[:2] == reference[:2]
 
 
-def _copied(layout: GraphPaths, root: Path) -> GraphPaths:
-    shutil.copytree(layout.root, root, symlinks=True)
+def _copied(graph_paths: GraphPaths, root: Path) -> GraphPaths:
+    shutil.copytree(graph_paths.root, root, symlinks=True)
     return GraphPaths(root)
 
 
-def _merged_elsewhere(layout: GraphPaths, ready: PreparedRun) -> tuple:
+def _merged_elsewhere(graph_paths: GraphPaths, ready: PreparedRun) -> tuple:
     """What the graph looks like after an undisturbed merge of this run."""
-    other = _copied(layout, layout.root.with_name("reference"))
-    merge(other, dataclasses.replace(ready, layout=other.run(ready.run.expert, ready.run.skill)))
+    other = _copied(graph_paths, graph_paths.root.with_name("reference"))
+    merge(other, dataclasses.replace(ready, run_paths=other.run(ready.run.expert, ready.run.skill)))
     return whole_state(other)
 
 

@@ -52,11 +52,11 @@ from tests.parallel.making import (
 
 
 @pytest.fixture
-def trained(layout) -> GraphPaths:
+def trained(graph_paths) -> GraphPaths:
     """A graph whose experts 0 and 5 are merged."""
-    train(layout, WOOD, 0, {}, acted={0: 50})
-    train(layout, TABLE, 5, {WOOD: 0}, acted={0: 10, 5: 20})
-    return layout
+    train(graph_paths, WOOD, 0, {}, acted={0: 50})
+    train(graph_paths, TABLE, 5, {WOOD: 0}, acted={0: 10, 5: 20})
+    return graph_paths
 
 
 # --- remapping
@@ -192,9 +192,9 @@ def test_every_skill_of_the_library_makes_a_module_in_the_gate_s_limits():
 # --- preparing a run
 
 
-def test_a_first_run_has_no_seeds_and_one_network(layout):
-    run_folder, module_path, policies_folder = prepare(layout, WOOD, 0, {})
-    assert run_folder == layout.training_runs / "skill_0_Collect_Wood"
+def test_a_first_run_has_no_seeds_and_one_network(graph_paths):
+    run_folder, module_path, policies_folder = prepare(graph_paths, WOOD, 0, {})
+    assert run_folder == graph_paths.training_runs / "skill_0_Collect_Wood"
     assert module_path == run_folder / "0.py"
     assert policies_folder == run_folder / "0_policies"
     assert tree(run_folder) == ["0.py", "0_policies", "run.json"]
@@ -202,7 +202,7 @@ def test_a_first_run_has_no_seeds_and_one_network(layout):
 
 def test_run_json_says_what_the_run_is(trained):
     ready = prepare(trained, PICKAXE, 50, {WOOD: 0, TABLE: 5}, attempt=2)
-    run = read_run(ready.layout)
+    run = read_run(ready.run_paths)
     assert run == ready.run
     assert run.run_id.startswith("e50.a2.")
     assert run.experts == (0, 5, 50)
@@ -218,10 +218,10 @@ def test_run_json_says_what_the_run_is(trained):
 
 def test_a_new_expert_begins_as_a_copy_of_another_skill_s_and_only_a_new_one(trained):
     ready = prepare(trained, PICKAXE, 50, {WOOD: 0, TABLE: 5}, init_from=TABLE)
-    assert content_of(ready.layout.seed(2)) == content_of(ready.layout.seed(1))
+    assert content_of(ready.run_paths.seed(2)) == content_of(ready.run_paths.seed(1))
     assert [ancestor.index for ancestor in ready.run.ancestors] == [0, 5]
     again = prepare(trained, TABLE, 5, {WOOD: 0}, init_from=WOOD)
-    assert content_of(again.layout.seed(1)).endswith("expert 5")
+    assert content_of(again.run_paths.seed(1)).endswith("expert 5")
 
 
 def test_a_skill_without_an_expert_cannot_be_copied(trained):
@@ -231,13 +231,13 @@ def test_a_skill_without_an_expert_cannot_be_copied(trained):
     assert all_files(trained.root) == before
 
 
-def drop_version(layout: GraphPaths) -> None:
-    store = ExpertStore(layout)
+def drop_version(graph_paths: GraphPaths) -> None:
+    store = ExpertStore(graph_paths)
     storage.remove_tree(store.path_of(store.manifest().experts[5]))
 
 
-def flip_a_bit(layout: GraphPaths) -> None:
-    store = ExpertStore(layout)
+def flip_a_bit(graph_paths: GraphPaths) -> None:
+    store = ExpertStore(graph_paths)
     file = store.path_of(store.manifest().experts[5]) / "arrays" / "d0"
     file.write_bytes(b"\x00" + file.read_bytes()[1:])
 
@@ -275,7 +275,7 @@ def test_a_damaged_expert_is_replaced_by_its_previous_version_before_a_run_start
     damage(trained)
     ready = prepare(trained, PICKAXE, 50, {WOOD: 0, TABLE: 5})
     assert ready.run.ancestors[1].version == earlier.version
-    assert content_of(ready.layout.seed(1)) == content_of(
+    assert content_of(ready.run_paths.seed(1)) == content_of(
         trained.expert_version(5, TABLE, earlier.version)
     )
     assert ExpertStore(trained).manifest().experts[5] == earlier
@@ -284,7 +284,7 @@ def test_a_damaged_expert_is_replaced_by_its_previous_version_before_a_run_start
 
 def test_a_damaged_run_record_keeps_every_version_from_the_garbage(trained):
     ready = prepare(trained, PICKAXE, 50, {WOOD: 0, TABLE: 5})
-    ready.layout.run_json.write_text("{")
+    ready.run_paths.run_json.write_text("{")
     assert pinned_versions(trained) is None
     stale = trained.expert_version(0, WOOD, "v000001-stale")
     make_expert(stale, "named by nobody")
@@ -315,7 +315,7 @@ def test_a_seed_that_changes_while_it_is_copied_is_refused(trained, monkeypatch,
 def test_a_run_of_another_width_is_refused_with_the_remedy(trained):
     with pytest.raises(ExpertShapeError) as refused:
         prepare_training_run(
-            layout=trained,
+            graph_paths=trained,
             graph=GRAPH,
             skill=PICKAXE,
             expert=50,
@@ -334,32 +334,32 @@ def test_a_run_of_another_width_is_refused_with_the_remedy(trained):
         assert words in message
 
 
-def test_an_unknown_skill_is_refused_before_anything_is_made(layout):
+def test_an_unknown_skill_is_refused_before_anything_is_made(graph_paths):
     with pytest.raises(GraphError):
-        prepare(layout, "Fly", 0, {})
-    assert not layout.root.exists()
+        prepare(graph_paths, "Fly", 0, {})
+    assert not graph_paths.root.exists()
 
 
-def test_the_folder_of_a_dead_attempt_moves_to_failed(layout):
-    first = prepare(layout, WOOD, 0, {})
+def test_the_folder_of_a_dead_attempt_moves_to_failed(graph_paths):
+    first = prepare(graph_paths, WOOD, 0, {})
     (first.run_folder / "half.txt").write_text("left")
-    second = prepare(layout, WOOD, 0, {}, attempt=2)
+    second = prepare(graph_paths, WOOD, 0, {}, attempt=2)
     assert tree(second.run_folder) == ["0.py", "0_policies", "run.json"]
-    failed = layout.failed_runs / "skill_0_Collect_Wood.attempt1"
+    failed = graph_paths.failed_runs / "skill_0_Collect_Wood.attempt1"
     assert (failed / "half.txt").read_text() == "left"
     assert first.run.run_id != second.run.run_id
 
 
-def test_a_living_run_is_not_prepared_over(layout):
-    ready = prepare(layout, WOOD, 0, {})
-    descriptor = os.open(ready.layout.lock, os.O_RDWR | os.O_CREAT)
+def test_a_living_run_is_not_prepared_over(graph_paths):
+    ready = prepare(graph_paths, WOOD, 0, {})
+    descriptor = os.open(ready.run_paths.lock, os.O_RDWR | os.O_CREAT)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     with pytest.raises(BusyError, match=r"run\.lock"):
-        prepare(layout, WOOD, 0, {}, attempt=2)
+        prepare(graph_paths, WOOD, 0, {}, attempt=2)
     with pytest.raises(BusyError, match=r"run\.lock"):
-        clear_for_launch(ready.layout)
+        clear_for_launch(ready.run_paths)
     os.close(descriptor)
-    assert read_run(ready.layout) == ready.run
+    assert read_run(ready.run_paths) == ready.run
 
 
 def test_a_disk_that_fails_while_building_leaves_nothing(trained, monkeypatch):
@@ -374,69 +374,73 @@ def test_a_disk_that_fails_while_building_leaves_nothing(trained, monkeypatch):
 # --- run folders afterwards
 
 
-def test_the_same_attempt_is_launched_again_without_its_old_ending(layout):
-    ready = prepare(layout, WOOD, 0, {})
-    make_expert(ready.layout.resume, "half trained")
-    for path in (ready.layout.start_json, ready.layout.exit_json, ready.layout.training_log):
+def test_the_same_attempt_is_launched_again_without_its_old_ending(graph_paths):
+    ready = prepare(graph_paths, WOOD, 0, {})
+    make_expert(ready.run_paths.resume, "half trained")
+    for path in (
+        ready.run_paths.start_json,
+        ready.run_paths.exit_json,
+        ready.run_paths.training_log,
+    ):
         path.write_text("{}")
-    clear_for_launch(layout.run(0, WOOD))
-    assert read_own_run(layout.run(0, WOOD), WOOD) == ready.run
-    assert not ready.layout.start_json.exists()
-    assert not ready.layout.exit_json.exists()
-    assert ready.layout.training_log.exists()
-    assert content_of(ready.layout.resume) == "half trained"
+    clear_for_launch(graph_paths.run(0, WOOD))
+    assert read_own_run(graph_paths.run(0, WOOD), WOOD) == ready.run
+    assert not ready.run_paths.start_json.exists()
+    assert not ready.run_paths.exit_json.exists()
+    assert ready.run_paths.training_log.exists()
+    assert content_of(ready.run_paths.resume) == "half trained"
 
 
-def test_there_is_nothing_to_resume_without_a_folder(layout):
+def test_there_is_nothing_to_resume_without_a_folder(graph_paths):
     with pytest.raises(FileRefusedError, match=r"run\.json"):
-        read_own_run(layout.run(0, WOOD), WOOD)
+        read_own_run(graph_paths.run(0, WOOD), WOOD)
 
 
-def test_the_newest_failures_are_kept_also_after_attempts_began_anew(layout):
+def test_the_newest_failures_are_kept_also_after_attempts_began_anew(graph_paths):
     for attempt in (*range(1, KEPT_FAILURES + 2), 1):
-        prepare(layout, WOOD, 0, {}, attempt=attempt)
-        target = fail_run(layout, 0, WOOD)
+        prepare(graph_paths, WOOD, 0, {}, attempt=attempt)
+        target = fail_run(graph_paths, 0, WOOD)
         assert target is not None
         assert target.is_dir()
-    kept = {path.name.partition(".")[2] for path in layout.failed_runs.iterdir()}
+    kept = {path.name.partition(".")[2] for path in graph_paths.failed_runs.iterdir()}
     assert kept == {"attempt1", "attempt3", "attempt4", "attempt5", "attempt6"}
 
 
-def test_a_failure_of_one_skill_forgets_none_of_another(layout):
-    prepare(layout, WOOD, 0, {})
-    fail_run(layout, 0, WOOD)
+def test_a_failure_of_one_skill_forgets_none_of_another(graph_paths):
+    prepare(graph_paths, WOOD, 0, {})
+    fail_run(graph_paths, 0, WOOD)
     for attempt in range(1, KEPT_FAILURES + 3):
-        prepare(layout, "Collect Drink", 1, {}, attempt=attempt)
-        fail_run(layout, 1, "Collect Drink")
-    assert layout.failed_run(0, WOOD, 1).is_dir()
+        prepare(graph_paths, "Collect Drink", 1, {}, attempt=attempt)
+        fail_run(graph_paths, 1, "Collect Drink")
+    assert graph_paths.failed_run(0, WOOD, 1).is_dir()
 
 
-def test_a_run_that_lives_is_not_moved_away_under_its_trainer(layout):
-    ready = prepare(layout, WOOD, 0, {})
-    holder = os.open(ready.layout.lock, os.O_RDWR | os.O_CREAT)
+def test_a_run_that_lives_is_not_moved_away_under_its_trainer(graph_paths):
+    ready = prepare(graph_paths, WOOD, 0, {})
+    holder = os.open(ready.run_paths.lock, os.O_RDWR | os.O_CREAT)
     fcntl.flock(holder, fcntl.LOCK_EX)
     with pytest.raises(BusyError, match=r"run\.lock"):
-        fail_run(layout, 0, WOOD)
-    assert read_run(ready.layout) == ready.run
-    assert not layout.failed_runs.exists()
+        fail_run(graph_paths, 0, WOOD)
+    assert read_run(ready.run_paths) == ready.run
+    assert not graph_paths.failed_runs.exists()
     os.close(holder)
-    assert fail_run(layout, 0, WOOD) == layout.failed_run(0, WOOD, 1)
+    assert fail_run(graph_paths, 0, WOOD) == graph_paths.failed_run(0, WOOD, 1)
 
 
-def test_a_run_whose_runner_is_just_ending_is_moved(layout, monkeypatch):
+def test_a_run_whose_runner_is_just_ending_is_moved(graph_paths, monkeypatch):
     assert run_status.RUNNER_EXIT_SECONDS == 1.0
     monkeypatch.setattr(run_status, "RUNNER_EXIT_SECONDS", 60.0)
-    ready = prepare(layout, WOOD, 0, {})
-    holder = os.open(ready.layout.lock, os.O_RDWR | os.O_CREAT)
+    ready = prepare(graph_paths, WOOD, 0, {})
+    holder = os.open(ready.run_paths.lock, os.O_RDWR | os.O_CREAT)
     fcntl.flock(holder, fcntl.LOCK_EX)
     ending = threading.Timer(0.1, os.close, [holder])
     ending.start()
-    assert fail_run(layout, 0, WOOD) == layout.failed_run(0, WOOD, 1)
+    assert fail_run(graph_paths, 0, WOOD) == graph_paths.failed_run(0, WOOD, 1)
     ending.join()
 
 
-def test_failing_a_run_without_a_folder_is_no_error(layout):
-    assert fail_run(layout, 0, WOOD) is None
+def test_failing_a_run_without_a_folder_is_no_error(graph_paths):
+    assert fail_run(graph_paths, 0, WOOD) is None
 
 
 def test_a_live_run_pins_the_versions_it_started_from(trained):
@@ -445,18 +449,18 @@ def test_a_live_run_pins_the_versions_it_started_from(trained):
     assert pinned_versions(trained) == {(0, experts[0].version), (5, experts[5].version)}
 
 
-def test_the_limit_that_a_skill_sets_is_in_the_run_and_in_its_module(layout):
+def test_the_limit_that_a_skill_sets_is_in_the_run_and_in_its_module(graph_paths):
     graph = SkillGraph([make_skill("Long", max_steps=900), make_skill("Short", gain="other")])
     for expert, (name, limit) in enumerate([("Long", 900), ("Short", None)]):
-        prepared = prepare(layout, name, expert, {}, graph=graph)
-        assert [step.max_steps for step in read_run(prepared.layout).plan] == [limit]
-        plan = prepared.layout.module.read_text().partition("PLAN = ")[2].partition("]")[0]
+        prepared = prepare(graph_paths, name, expert, {}, graph=graph)
+        assert [step.max_steps for step in read_run(prepared.run_paths).plan] == [limit]
+        plan = prepared.run_paths.module.read_text().partition("PLAN = ")[2].partition("]")[0]
         assert ("'max_steps': 900" in plan) == (limit is not None)
 
 
 def test_what_the_inventory_must_hold_is_in_the_run_and_in_its_module(trained):
     prepared = prepare(trained, PICKAXE, 50, {WOOD: 0, TABLE: 5})
-    steps = {step.skill: dict(step.gains) for step in read_run(prepared.layout).plan}
+    steps = {step.skill: dict(step.gains) for step in read_run(prepared.run_paths).plan}
     assert steps == {WOOD: {"wood": 3}, TABLE: {}, PICKAXE: {"wood_pickaxe": 1}}
-    tasks = load_module(prepared.layout.module).tasks
+    tasks = load_module(prepared.run_paths.module).tasks
     assert {task.skill: dict(task.gains) for task in tasks} == steps

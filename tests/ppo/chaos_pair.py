@@ -79,11 +79,11 @@ def lives(pid: int) -> bool:
     return Path(f"/proc/{pid}/exe").exists()  # not of a process that has ended
 
 
-def _wait(layout: RunPaths, trainer: subprocess.Popen[str], chance: random.Random) -> None:
+def _wait(run_paths: RunPaths, trainer: subprocess.Popen[str], chance: random.Random) -> None:
     """Until a random instant; half of them lie in the training, the others in the start, too."""
     if chance.random() < IN_TRAINING:
         began = time.monotonic()
-        while trainer.poll() is None and not layout.metrics.exists():
+        while trainer.poll() is None and not run_paths.metrics.exists():
             assert time.monotonic() < began + SECONDS, "it does not train"
             time.sleep(0.01)
         time.sleep(chance.uniform(0.0, 3.0))
@@ -96,11 +96,11 @@ def one_of_two(folder: Path, chance: random.Random, number: signal.Signals) -> l
 
     There is no trial if both have ended by then.
     """
-    layout = run_folder(folder / "run")
+    run_paths = run_folder(folder / "run")
     flags = (f"--total_timesteps={UPDATES * FRAMES}", "--success_state_rate=1")
     flags = (*flags, "--num_processes=2", "--checkpoint_seconds=1")
-    trainer = begin(layout.folder, *flags)
-    _wait(layout, trainer, chance)
+    trainer = begin(run_paths.folder, *flags)
+    _wait(run_paths, trainer, chance)
     pids = [trainer.pid, *_followers_of(trainer)]
     living = [pid for pid in pids if lives(pid)]
     if not living:
@@ -117,16 +117,16 @@ def one_of_two(folder: Path, chance: random.Random, number: signal.Signals) -> l
         time.sleep(0.01)
     left = sum(map(lives, pids)) + (code not in allowed)
     if code:
-        again, said = ended(begin(layout.folder, *flags))
+        again, said = ended(begin(run_paths.folder, *flags))
         assert again == 0, said
-    return [_judged(layout, number, millis, left)]
+    return [_judged(run_paths, number, millis, left)]
 
 
-def _judged(layout: RunPaths, number: signal.Signals, millis: float, left: int) -> Trial:
+def _judged(run_paths: RunPaths, number: signal.Signals, millis: float, left: int) -> Trial:
     """What came of it."""
-    lines = layout.metrics.read_text().splitlines() if layout.metrics.exists() else []
+    lines = run_paths.metrics.read_text().splitlines() if run_paths.metrics.exists() else []
     numbers = [json.loads(line)["updates"] for line in lines]
-    result = runs.read_result(layout) if layout.result_json.exists() else None
+    result = runs.read_result(run_paths) if run_paths.result_json.exists() else None
     whole = result is not None and result.frames == UPDATES * FRAMES
     exact = result is not None and sum(one.acted for one in result.experts) == result.frames
     name = "killed" if number == signal.SIGKILL else "asked to stop"

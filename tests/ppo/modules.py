@@ -51,20 +51,20 @@ def module_text(plan, experts, *, done: str = DONE, reward: str = REWARD) -> str
 def run_folder(folder: Path, plan=RELAY_PLAN, experts=RELAY_EXPERTS, **text) -> RunPaths:
     """A folder that holds the module alone, named after its last expert."""
     folder.mkdir()
-    layout = RunPaths(folder, experts[-1])
-    layout.module.write_text(module_text(plan, experts, **text))
-    for approval in approved(layout):
+    run_paths = RunPaths(folder, experts[-1])
+    run_paths.module.write_text(module_text(plan, experts, **text))
+    for approval in approved(run_paths):
         ApprovalStore(folder / "approvals").keep(approval)
-    return layout
+    return run_paths
 
 
-def approved(layout: RunPaths) -> tuple[CodeApproval, ...]:
+def approved(run_paths: RunPaths) -> tuple[CodeApproval, ...]:
     """Approvals of the module's functions, which were not tried."""
-    digests = dict.fromkeys(task.digest for task in load_module(layout.module).tasks)
+    digests = dict.fromkeys(task.digest for task in load_module(run_paths.module).tasks)
     return tuple(CodeApproval(digest=digest) for digest in digests)
 
 
-def relay_run(layout: RunPaths, **changes) -> TrainingRun:
+def relay_run(run_paths: RunPaths, **changes) -> TrainingRun:
     """run.json for a folder of `run_folder`."""
     facts = {
         "run_id": "e9.a1.0badcafe",
@@ -75,9 +75,9 @@ def relay_run(layout: RunPaths, **changes) -> TrainingRun:
         "experts": RELAY_EXPERTS,
         "ancestors": (),
         "config": {},
-        "module_sha256": hashlib.sha256(layout.module.read_bytes()).hexdigest(),
-        "approvals": approved(layout),
+        "module_sha256": hashlib.sha256(run_paths.module.read_bytes()).hexdigest(),
+        "approvals": approved(run_paths),
     }
     run = TrainingRun(**{**facts, **changes})
-    runs.write_run(layout, run)
+    runs.write_run(run_paths, run)
     return run

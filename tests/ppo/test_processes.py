@@ -40,52 +40,52 @@ def free_port() -> str:
 
 
 @pytest.fixture
-def layout(tmp_path):
+def run_paths(tmp_path):
     return run_folder(tmp_path / "run")
 
 
-def training(layout, trainer: subprocess.Popen[str]) -> int:
+def training(run_paths, trainer: subprocess.Popen[str]) -> int:
     """Wait until both processes train; the other's pid."""
-    until(lambda: layout.metrics.exists() or trainer.poll() is not None, seconds=120)
+    until(lambda: run_paths.metrics.exists() or trainer.poll() is not None, seconds=120)
     assert trainer.poll() is None, ended(trainer)
     return follower_of(trainer)
 
 
-def updates(layout) -> int:
-    return json.loads(layout.metrics.read_text().splitlines()[-1])["updates"]
+def updates(run_paths) -> int:
+    return json.loads(run_paths.metrics.read_text().splitlines()[-1])["updates"]
 
 
-def test_two_processes_train_what_two_devices_of_one_process_do(layout, tmp_path):
+def test_two_processes_train_what_two_devices_of_one_process_do(run_paths, tmp_path):
     one = run_folder(tmp_path / "one")
     hosts = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2"
     alone = begin(one.folder, "--num_devices=2", XLA_FLAGS=hosts)
     assert ended(alone)[0] == 0
     late = {"LATE_PROCESS": "1", "LATE_SECONDS": "3"}
-    code, said = ended(begin(layout.folder, "--num_processes=2", **late))
+    code, said = ended(begin(run_paths.folder, "--num_processes=2", **late))
     assert (code, errors(said)) == (0, [])
-    found, expected = (runs.read_result(folder) for folder in (layout, one))
+    found, expected = (runs.read_result(folder) for folder in (run_paths, one))
     assert [e.content for e in found.experts] == [e.content for e in expected.experts]
     assert (found.updates, found.frames) == (6, 6 * FRAMES)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("process", ["0", "1"])
-def test_a_process_that_compiles_40_seconds_longer_is_waited_for(layout, process):
+def test_a_process_that_compiles_40_seconds_longer_is_waited_for(run_paths, process):
     late = {"LATE_PROCESS": process, "LATE_SECONDS": "40"}
     where = ("--num_processes=2", f"--coordinator={free_port()}")
-    both = [begin(layout.folder, *where, f"--process_id={i}", **late) for i in (0, 1)]
+    both = [begin(run_paths.folder, *where, f"--process_id={i}", **late) for i in (0, 1)]
     assert [ended(one)[0] for one in both] == [0, 0]
-    assert runs.read_result(layout).updates == 6
+    assert runs.read_result(run_paths).updates == 6
 
 
 @pytest.mark.parametrize("flag", ["--lr=0.1", "--lr=0.001"])
-def test_processes_that_differ_are_all_refused(layout, tmp_path, flag):
+def test_processes_that_differ_are_all_refused(run_paths, tmp_path, flag):
     other = run_folder(tmp_path / "other")
     if flag == "--lr=0.001":  # the default: the modules differ alone
         other.module.write_text(other.module.read_text() + "# another\n")
     where = ("--num_processes=2", f"--coordinator={free_port()}", "--num_devices=2")
     both = [
-        begin(layout.folder, *where, "--process_id=0"),
+        begin(run_paths.folder, *where, "--process_id=0"),
         begin(other.folder, *where, "--process_id=1", flag),
     ]
     for code, said in map(ended, both):
@@ -96,38 +96,38 @@ def test_processes_that_differ_are_all_refused(layout, tmp_path, flag):
 
 
 @pytest.mark.parametrize("stopped", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_stop_of_one_process_stops_all_and_the_run_goes_on(layout, stopped):
-    trainer = begin(layout.folder, "--num_processes=2", *FOREVER)
-    other = training(layout, trainer)
+def test_a_stop_of_one_process_stops_all_and_the_run_goes_on(run_paths, stopped):
+    trainer = begin(run_paths.folder, "--num_processes=2", *FOREVER)
+    other = training(run_paths, trainer)
     os.kill(other if stopped else trainer.pid, signal.SIGTERM)
     code, said = ended(trainer)
     assert (code, errors(said)) == (EXIT_RESUMABLE, [])
     assert not lives(other)
-    assert checkpoint.has_resume(layout.resume)
-    before = updates(layout)
+    assert checkpoint.has_resume(run_paths.resume)
+    before = updates(run_paths)
     budget = f"--total_timesteps={(before + 3) * FRAMES}"
-    assert ended(begin(layout.folder, "--num_processes=2", *FOREVER, budget))[0] == 0
-    result = runs.read_result(layout)
+    assert ended(begin(run_paths.folder, "--num_processes=2", *FOREVER, budget))[0] == 0
+    result = runs.read_result(run_paths)
     assert (result.updates, result.frames) == (before + 3, (before + 3) * FRAMES)
 
 
-def test_a_process_that_is_killed_ends_the_other_with_85(layout):
-    trainer = begin(layout.folder, "--num_processes=2", *FOREVER)
-    os.kill(training(layout, trainer), signal.SIGKILL)
+def test_a_process_that_is_killed_ends_the_other_with_85(run_paths):
+    trainer = begin(run_paths.folder, "--num_processes=2", *FOREVER)
+    os.kill(training(run_paths, trainer), signal.SIGKILL)
     code, said = ended(trainer)
     assert code == EXIT_RESUMABLE
     assert "another process of this run is lost" in said.splitlines()[-1]
     assert "Traceback" not in said
 
 
-def test_no_process_outlives_the_one_that_started_it(layout):
-    trainer = begin(layout.folder, "--num_processes=2", *FOREVER)
-    other = training(layout, trainer)
+def test_no_process_outlives_the_one_that_started_it(run_paths):
+    trainer = begin(run_paths.folder, "--num_processes=2", *FOREVER)
+    other = training(run_paths, trainer)
     trainer.kill()
     until(lambda: not lives(other))
 
 
-def test_a_port_that_is_in_use_is_refused(layout):
+def test_a_port_that_is_in_use_is_refused(run_paths):
     with socket.create_server(("127.0.0.1", 0)) as server:
         where = f"127.0.0.1:{server.getsockname()[1]}"
         with pytest.raises(ConfigError, match=f"--coordinator {where}: process 0 cannot listen"):

@@ -43,11 +43,11 @@ pytestmark = [pytest.mark.craftax, pytest.mark.timeout(900)]
 
 def prepared(folder: Path, config: PPOConfig = CONFIG):
     graph = SkillGraph([LIBRARY[SAPLING]])
-    return prepare(GraphPaths(folder), SAPLING, 0, {}, graph=graph, config=config).layout
+    return prepare(GraphPaths(folder), SAPLING, 0, {}, graph=graph, config=config).run_paths
 
 
-def begin(layout, config: PPOConfig = CONFIG) -> subprocess.Popen[str]:
-    module = ("--module_path", str(layout.module))
+def begin(run_paths, config: PPOConfig = CONFIG) -> subprocess.Popen[str]:
+    module = ("--module_path", str(run_paths.module))
     return subprocess.Popen(
         (sys.executable, "-m", "flowrl.ppo_flow", *module, *to_argv(config)),
         env={**os.environ, "JAX_PLATFORMS": "cpu"},
@@ -60,8 +60,8 @@ def children_of(pid: int) -> list[int]:
     return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def has_round(layout, number: int) -> bool:
-    newest = Rounds(layout.rounds).newest()
+def has_round(run_paths, number: int) -> bool:
+    newest = Rounds(run_paths.rounds).newest()
     return newest is not None and newest.number >= number
 
 
@@ -79,7 +79,7 @@ def test_a_run_whose_replicas_are_killed_ends_as_one_whose_are_not(tmp_path):
     assert killed.returncode == 0, said
     assert "signal 9 ended it" in said
     assert all(f"replica {number} of 2: 8 of 16 environments" in said for number in range(2))
-    results = [read_result(layout) for layout in layouts]
+    results = [read_result(run_paths) for run_paths in layouts]
     contents = [[expert.content for expert in result.experts] for result in results]
     assert contents[0] == contents[1]
     one, other = (replace(r, run_id="", wall_seconds=0.0, experts=()) for r in results)
@@ -104,7 +104,7 @@ def test_a_run_with_the_outer_step_goes_on_with_the_same_bits(tmp_path):
     resumed = begin(layouts[1], config)
     said = resumed.communicate(timeout=limit(300))[1]
     assert resumed.returncode == 0, said
-    one, other = (read_result(layout) for layout in layouts)
+    one, other = (read_result(run_paths) for run_paths in layouts)
     assert [e.content for e in one.experts] == [e.content for e in other.experts]
     assert (one.frames, one.updates) == (other.frames, other.updates)
 
@@ -115,8 +115,8 @@ def test_a_run_with_the_outer_step_goes_on_with_the_same_bits(tmp_path):
     ids=["killed", "stopped"],
 )
 def test_replicas_end_with_their_averager_while_they_compile(tmp_path, number, code):
-    layout = prepared(tmp_path / "graph")
-    averager = begin(layout)
+    run_paths = prepared(tmp_path / "graph")
+    averager = begin(run_paths)
     until(lambda: len(children_of(averager.pid)) == 2)
     pids = children_of(averager.pid)
     averager.send_signal(number)
@@ -126,9 +126,9 @@ def test_replicas_end_with_their_averager_while_they_compile(tmp_path, number, c
 
 
 def test_a_replica_that_is_refused_says_why_in_the_last_line(tmp_path):
-    layout = prepared(tmp_path / "graph")
-    layout.module.write_text(layout.module.read_text() + "\n# edited\n")
-    averager = begin(layout)
+    run_paths = prepared(tmp_path / "graph")
+    run_paths.module.write_text(run_paths.module.read_text() + "\n# edited\n")
+    averager = begin(run_paths)
     said = averager.communicate(timeout=limit(120))[1]
     assert averager.returncode in (1, EXIT_USAGE)
     assert said.strip().rpartition("\n")[2].startswith("flowrl: ")
@@ -139,8 +139,16 @@ def test_a_replica_that_is_refused_says_why_in_the_last_line(tmp_path):
 @pytest.mark.tmux
 @pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
 def test_confined_replicas_train_to_a_merge(tmp_path, server_folder):  # noqa: F811
-    layout = GraphPaths(tmp_path / "graph")
-    words = (sys.executable, "-m", "flowrl", "train", str(layout.root), "--target_skill", SAPLING)
+    graph_paths = GraphPaths(tmp_path / "graph")
+    words = (
+        sys.executable,
+        "-m",
+        "flowrl",
+        "train",
+        str(graph_paths.root),
+        "--target_skill",
+        SAPLING,
+    )
     own = ("--tmux_socket=test", "--min_success_rate=0", "--sandbox=bwrap")
     done = subprocess.run(
         (*words, *own, *to_argv(CONFIG)),
@@ -150,29 +158,37 @@ def test_confined_replicas_train_to_a_merge(tmp_path, server_folder):  # noqa: F
         timeout=limit(500),
     )
     assert done.returncode == 0, done.stderr
-    run = layout.archive(0, SAPLING)
-    expert = ExpertStore(layout).manifest().experts[0]
+    run_paths = graph_paths.archive(0, SAPLING)
+    expert = ExpertStore(graph_paths).manifest().experts[0]
     assert [entry.frames for entry in expert.lineage] == [CONFIG.total_timesteps]
-    assert read_result(run).frames == CONFIG.total_timesteps
-    said = re.sub(r"\x1b\[[0-9;]*m", "", run.training_log.read_text())  # its colours
+    assert read_result(run_paths).frames == CONFIG.total_timesteps
+    said = re.sub(r"\x1b\[[0-9;]*m", "", run_paths.training_log.read_text())  # its colours
     assert f"round 3: {CONFIG.total_timesteps} frames" in said
 
 
 @pytest.mark.slow
 @pytest.mark.tmux
 def test_replicas_are_one_run_to_a_scheduler_that_is_killed(tmp_path, server_folder):  # noqa: F811
-    layout = GraphPaths(tmp_path / "graph")
+    graph_paths = GraphPaths(tmp_path / "graph")
     config = replace(CONFIG, total_timesteps=10 * CONFIG.total_timesteps, success_state_rate=0.99)
-    words = (sys.executable, "-m", "flowrl", "train", str(layout.root), "--target_skill", SAPLING)
+    words = (
+        sys.executable,
+        "-m",
+        "flowrl",
+        "train",
+        str(graph_paths.root),
+        "--target_skill",
+        SAPLING,
+    )
     own = ("--tmux_socket=test", "--min_success_rate=0", "--sandbox=none")
-    run = layout.run(0, SAPLING)
+    run_paths = graph_paths.run(0, SAPLING)
 
     def scheduler() -> subprocess.Popen[str]:
         command = (*words, *own, *to_argv(config))
         return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
 
     first = scheduler()
-    until(lambda: has_round(run, 2) or first.poll() is not None, seconds=300)
+    until(lambda: has_round(run_paths, 2) or first.poll() is not None, seconds=300)
     assert first.poll() is None, first.communicate()
     first.kill()
     first.communicate()
@@ -181,8 +197,8 @@ def test_replicas_are_one_run_to_a_scheduler_that_is_killed(tmp_path, server_fol
     while second.poll() is None and time.monotonic() < end:
         time.sleep(0.1)
     assert second.returncode == 0, second.stderr.read()
-    result = read_result(layout.archive(0, SAPLING))
-    expert = ExpertStore(layout).manifest().experts[0]
+    result = read_result(graph_paths.archive(0, SAPLING))
+    expert = ExpertStore(graph_paths).manifest().experts[0]
     assert [entry.frames for entry in expert.lineage] == [result.frames]
     assert result.frames == config.total_timesteps
-    assert not run.folder.exists()
+    assert not run_paths.folder.exists()

@@ -44,13 +44,13 @@ pytestmark = [pytest.mark.craftax, pytest.mark.timeout(600)]
 @pytest.fixture(scope="module")
 def graph(tmp_path_factory):
     """A graph, and two runs from its expert and the same random numbers, on one device and two."""
-    layout = GraphPaths(tmp_path_factory.mktemp("devices") / "graph")
+    graph_paths = GraphPaths(tmp_path_factory.mktemp("devices") / "graph")
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2"
     env = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
 
     def trained(attempt: int, devices: int):
         ready = prepare_training_run(
-            layout=layout,
+            graph_paths=graph_paths,
             graph=SkillGraph([LIBRARY[SAPLING]]),
             skill=SAPLING,
             expert=0,
@@ -60,30 +60,30 @@ def graph(tmp_path_factory):
         )
         same = 7 - attempt  # an attempt adds to the seed
         own = replace(CONFIG, num_devices=devices, acting_threads=1, seed=same)
-        module = ("--module_path", str(ready.layout.module))
+        module = ("--module_path", str(ready.run_paths.module))
         command = (sys.executable, "-m", "flowrl.ppo_flow", *module, *to_argv(own))
         subprocess.run(command, env=env, check=True, timeout=limit(540))
         return ready
 
     def put_aside(attempt: int, devices: int):
         ready = trained(attempt, devices)
-        kept = layout.root.with_name(f"on {devices}")  # an expert's runs have one folder
+        kept = graph_paths.root.with_name(f"on {devices}")  # an expert's runs have one folder
         ready.run_folder.rename(kept)
         return ready, kept
 
-    process_completed_training(trained(1, 1).run_folder, SAPLING, 0, layout.root)
-    return layout, (put_aside(2, 1), put_aside(3, 2))
+    process_completed_training(trained(1, 1).run_folder, SAPLING, 0, graph_paths.root)
+    return graph_paths, (put_aside(2, 1), put_aside(3, 2))
 
 
 def test_two_devices_train_what_one_trains(graph):
     _, runs = graph
     places = [RunPaths(kept, 0) for _, kept in runs]
-    results = [read_result(place) for place in places]
+    results = [read_result(run_paths) for run_paths in places]
     assert len({result.run_id for result in results}) == 2
     assert results[0].updates == results[1].updates == 6
     assert results[0].mean_episode_length == results[1].mean_episode_length
     like = checkpoint.like_of(expert_shapes(1477, 17, CONFIG.layer_size))
-    trees = (checkpoint.load_expert(place.final(0), like) for place in places)
+    trees = (checkpoint.load_expert(run_paths.final(0), like) for run_paths in places)
     pairs = list(zip(*map(jax.tree.leaves, trees), strict=True))
     apart = max(np.abs(one - other).max() for one, other in pairs)
     assert apart <= min(1e-5, 5e-6 * max(np.abs(one).max() for one, _ in pairs))
@@ -101,23 +101,25 @@ WHY = {
 
 @pytest.mark.parametrize("policy", RULES)
 def test_their_experts_are_merged_and_evaluated_on_one_device(graph, tmp_path, policy):
-    layout, runs = graph
-    shutil.copytree(layout.root, tmp_path / "graph")
-    layout = GraphPaths(tmp_path / "graph")
+    graph_paths, runs = graph
+    shutil.copytree(graph_paths.root, tmp_path / "graph")
+    graph_paths = GraphPaths(tmp_path / "graph")
     for ready, kept in runs:
-        place = layout.root / ready.run_folder.relative_to(graph[0].root)
+        place = graph_paths.root / ready.run_folder.relative_to(graph[0].root)
         shutil.copytree(kept, place)
-        done = merged_at_last(layout, place, ready.run.run_id, MERGE_RULES[policy])
+        done = merged_at_last(graph_paths, place, ready.run.run_id, MERGE_RULES[policy])
         assert not done["already_merged"]
     assert WHY[policy] in done["experts"][0]["why"]
     if policy == "frame_average":
-        assert evaluate(layout, SAPLING, episodes=8, seed=1).generation == 3
+        assert evaluate(graph_paths, SAPLING, episodes=8, seed=1).generation == 3
 
 
-def merged_at_last(layout: GraphPaths, place: Path, run_id: str, rule: MergeRule) -> dict:
+def merged_at_last(graph_paths: GraphPaths, place: Path, run_id: str, rule: MergeRule) -> dict:
     while True:
         try:
-            return process_completed_training(place, SAPLING, 0, layout.root, merge_policy=rule)
+            return process_completed_training(
+                place, SAPLING, 0, graph_paths.root, merge_policy=rule
+            )
         except ComparingError:
-            begun = comparisons.LAUNCHED[layout.comparisons / run_id]
+            begun = comparisons.LAUNCHED[graph_paths.comparisons / run_id]
             comparisons.LAUNCHER.wait([begun], timeout_seconds=1.0)

@@ -35,15 +35,15 @@ class FullDisk(Recorder):
 
 
 @pytest.fixture
-def layout(tmp_path):
+def run_paths(tmp_path):
     return RunPaths(tmp_path, 0)
 
 
-def test_a_line_of_metrics_is_json_even_when_a_figure_is_no_number(layout):
-    tracker = JsonLines(layout, 0)
+def test_a_line_of_metrics_is_json_even_when_a_figure_is_no_number(run_paths):
+    tracker = JsonLines(run_paths, 0)
     tracker.log({"loss": float("nan"), "success_rate": 0.5}, frames=64)
     tracker.log({"loss": 1.0}, frames=128)
-    lines = [json.loads(line) for line in layout.metrics.read_text().splitlines()]
+    lines = [json.loads(line) for line in run_paths.metrics.read_text().splitlines()]
     assert lines == [
         {"frames": 64, "loss": None, "success_rate": 0.5},
         {"frames": 128, "loss": 1.0},
@@ -53,14 +53,14 @@ def test_a_line_of_metrics_is_json_even_when_a_figure_is_no_number(layout):
 @pytest.mark.parametrize(
     ("frames", "left"), [(0, []), (64, [64]), (100, [64]), (128, [64, 128]), (999, [64, 128])]
 )
-def test_a_run_that_goes_back_forgets_the_lines_beyond(layout, frames, left):
-    tracker = JsonLines(layout, frames)  # there is none yet
+def test_a_run_that_goes_back_forgets_the_lines_beyond(run_paths, frames, left):
+    tracker = JsonLines(run_paths, frames)  # there is none yet
     for logged in (64, 128):
         tracker.log({"loss": 1.0}, frames=logged)
-    with layout.metrics.open("a") as file:
+    with run_paths.metrics.open("a") as file:
         file.write('{"frames": 1')  # torn by a kill
-    JsonLines(layout, frames).log({"loss": 1.0}, frames=frames + 1)
-    lines = [json.loads(line) for line in layout.metrics.read_text().splitlines()]
+    JsonLines(run_paths, frames).log({"loss": 1.0}, frames=frames + 1)
+    lines = [json.loads(line) for line in run_paths.metrics.read_text().splitlines()]
     assert [line["frames"] for line in lines] == [*left, frames + 1]
 
 
@@ -74,11 +74,11 @@ def events_in(file: Path) -> list[Event]:
     return events
 
 
-def test_tensorboard_is_told_from_where_a_run_goes_on(layout):
-    tracker = TensorBoard(layout, 64)
+def test_tensorboard_is_told_from_where_a_run_goes_on(run_paths):
+    tracker = TensorBoard(run_paths, 64)
     tracker.log({"loss": 1.0}, frames=65)
     tracker.close()
-    (file,) = layout.tensorboard.iterdir()
+    (file,) = run_paths.tensorboard.iterdir()
     assert file.name.startswith("events.")
     assert [event.step for event in events_in(file) if event.HasField("session_log")] == [65]
 
@@ -95,7 +95,7 @@ def test_a_tracker_that_fails_is_left_out_and_the_others_go_on(caplog):
     assert "FullDisk is left out" in caplog.text
 
 
-def test_weights_and_biases_without_its_package_says_what_to_install(layout, monkeypatch):
+def test_weights_and_biases_without_its_package_says_what_to_install(run_paths, monkeypatch):
     real = builtins.__import__
 
     def without_wandb(name, *rest, **more):
@@ -106,7 +106,7 @@ def test_weights_and_biases_without_its_package_says_what_to_install(layout, mon
     monkeypatch.delitem(sys.modules, "wandb", raising=False)
     monkeypatch.setattr(builtins, "__import__", without_wandb)
     with pytest.raises(ConfigError, match=r"pip install '\.\[wandb\]'"):
-        open_trackers(layout, WANDB, run_id="e0.a1.0badcafe", frames=0)
+        open_trackers(run_paths, WANDB, run_id="e0.a1.0badcafe", frames=0)
 
 
 WANDB = flags(PPOConfig(use_wandb=True))
@@ -140,20 +140,20 @@ class FakeWandb(Recorder):
     ids=["no key", "a key in the environment", "a key in .netrc"],
 )
 def test_weights_and_biases_works_offline_when_there_is_no_key(
-    layout, monkeypatch, key_place, mode
+    run_paths, monkeypatch, key_place, mode
 ):
     wandb = FakeWandb()
     for name in ("WANDB_MODE", "WANDB_API_KEY"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", str(layout.folder))
+    monkeypatch.setenv("HOME", str(run_paths.folder))
     if key_place == "environment":
         monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
     if key_place == "netrc":
-        netrc = layout.folder / ".netrc"
+        netrc = run_paths.folder / ".netrc"
         netrc.write_text("machine api.wandb.ai login user password k\n")
         netrc.chmod(0o600)
     monkeypatch.setitem(sys.modules, "wandb", wandb)
-    trackers = open_trackers(layout, WANDB, run_id="e0.a1.0badcafe", frames=0)
+    trackers = open_trackers(run_paths, WANDB, run_id="e0.a1.0badcafe", frames=0)
     trackers.log({"loss": 1.0}, frames=64)
     trackers.close()
     assert wandb.settings["mode"] == mode
@@ -163,9 +163,9 @@ def test_weights_and_biases_works_offline_when_there_is_no_key(
     assert wandb.closed
 
 
-def test_a_network_that_goes_away_does_not_stop_training(layout, monkeypatch, caplog):
+def test_a_network_that_goes_away_does_not_stop_training(run_paths, monkeypatch, caplog):
     monkeypatch.setitem(sys.modules, "wandb", FakeWandb(fails=True))
-    trackers = open_trackers(layout, WANDB, run_id="e0.a1.0badcafe", frames=0)
+    trackers = open_trackers(run_paths, WANDB, run_id="e0.a1.0badcafe", frames=0)
     trackers.log({"loss": 1.0}, frames=64)
     assert "the network is gone" in caplog.text
-    assert layout.metrics.exists()
+    assert run_paths.metrics.exists()

@@ -83,12 +83,12 @@ def opened(kind, cache, config, module=None):
 
 
 @pytest.fixture
-def layout(tmp_path, monkeypatch, open_relay):
+def run_paths(tmp_path, monkeypatch, open_relay):
     monkeypatch.setattr(trainer, "open_env", open_relay)
     return run_folder(tmp_path / "run")
 
 
-def config_of(layout, **changes) -> TrainConfig:
+def config_of(run_paths, **changes) -> TrainConfig:
     facts = {
         "total_timesteps": 5 * FRAMES,
         "num_envs": 4,
@@ -98,11 +98,13 @@ def config_of(layout, **changes) -> TrainConfig:
         "layer_size": 4,
         "log_seconds": 0.0,
     }
-    return with_flags(TrainConfig(module_path=layout.module), **{**facts, **changes})
+    return with_flags(TrainConfig(module_path=run_paths.module), **{**facts, **changes})
 
 
-def finals(layout) -> list:
-    return [checkpoint.load_expert(layout.final(n), checkpoint.like_of(SHAPES)) for n in range(3)]
+def finals(run_paths) -> list:
+    return [
+        checkpoint.load_expert(run_paths.final(n), checkpoint.like_of(SHAPES)) for n in range(3)
+    ]
 
 
 def fresh(seed: int):
@@ -114,52 +116,52 @@ def same(one, other) -> bool:
     return all((np.asarray(left) == np.asarray(right)).all() for left, right in pairs)
 
 
-def test_a_whole_run_leaves_experts_and_a_result_that_vouches_for_them(layout):
-    relay_run(layout)
-    assert trainer.run(config_of(layout), StopSignal()) == 0
-    result = runs.read_result(layout)
+def test_a_whole_run_leaves_experts_and_a_result_that_vouches_for_them(run_paths):
+    relay_run(run_paths)
+    assert trainer.run(config_of(run_paths), StopSignal()) == 0
+    result = runs.read_result(run_paths)
     assert result.run_id == "e9.a1.0badcafe"
     assert (result.frames, result.updates, result.stopped_early) == (5 * FRAMES, 5, False)
     assert [report.expert for report in result.experts] == [3, 5, 9]
     assert [report.acted for report in result.experts] == [80, 0, 80]
     for local, report in enumerate(result.experts):
-        assert report.sha256 == storage.tree_digest(layout.final(local))
+        assert report.sha256 == storage.tree_digest(run_paths.final(local))
         assert report.shapes == SHAPES
-    assert not layout.resume.exists()
-    assert [entry.name for entry in layout.policies.iterdir()] == ["final"]
+    assert not run_paths.resume.exists()
+    assert [entry.name for entry in run_paths.policies.iterdir()] == ["final"]
 
 
-def by_hand(layout, *words: str) -> tuple[runs.RunResult, runs.TrainingRun]:
+def by_hand(run_paths, *words: str) -> tuple[runs.RunResult, runs.TrainingRun]:
     """Start the trainer in a prepared folder; returns its result and the run's record."""
-    relay_run(layout, config=to_json(config_of(layout, lr=0.05).ppo), origins={"lr": "sweep"})
-    assert ppo_flow.main([f"--module_path={layout.module}", *words]) == 0
-    return runs.read_result(layout), runs.read_run(layout)
+    relay_run(run_paths, config=to_json(config_of(run_paths, lr=0.05).ppo), origins={"lr": "sweep"})
+    assert ppo_flow.main([f"--module_path={run_paths.module}", *words]) == 0
+    return runs.read_result(run_paths), runs.read_run(run_paths)
 
 
-def contents(layout) -> list[str]:
-    return [report.content for report in runs.read_result(layout).experts]
+def contents(run_paths) -> list[str]:
+    return [report.content for report in runs.read_result(run_paths).experts]
 
 
-def test_a_run_started_by_hand_trains_as_run_json_says(layout):
+def test_a_run_started_by_hand_trains_as_run_json_says(run_paths):
     usual, found = [], []
     for rate in (PPOConfig().lr, 0.05):
-        trainer.run(config_of(layout, lr=rate), StopSignal())
-        usual.append(contents(layout))
-    result, run = by_hand(layout)
-    found = contents(layout)
+        trainer.run(config_of(run_paths, lr=rate), StopSignal())
+        usual.append(contents(run_paths))
+    result, run = by_hand(run_paths)
+    found = contents(run_paths)
     assert found == usual[1] != usual[0]
     assert result.frames == 5 * FRAMES
     assert run.origins == {"lr": "sweep"}
 
 
-def test_a_flag_given_by_hand_wins_and_is_written_down(layout, caplog):
-    result, run = by_hand(layout, f"--total_timesteps={3 * FRAMES}", "--acting_threads=1")
+def test_a_flag_given_by_hand_wins_and_is_written_down(run_paths, caplog):
+    result, run = by_hand(run_paths, f"--total_timesteps={3 * FRAMES}", "--acting_threads=1")
     assert result.frames == 3 * FRAMES
-    assert run.config == to_json(config_of(layout, lr=0.05, total_timesteps=3 * FRAMES).ppo)
+    assert run.config == to_json(config_of(run_paths, lr=0.05, total_timesteps=3 * FRAMES).ppo)
     assert run.origins == {"lr": "sweep", "total_timesteps": "command line"}
     assert f"now says --total_timesteps {3 * FRAMES}, as the command line" in caplog.text
-    assert ppo_flow.main([f"--module_path={layout.module}"]) == 0
-    assert runs.read_result(layout).frames == 3 * FRAMES
+    assert ppo_flow.main([f"--module_path={run_paths.module}"]) == 0
+    assert runs.read_result(run_paths).frames == 3 * FRAMES
 
 
 @pytest.mark.parametrize(
@@ -171,83 +173,83 @@ def test_a_flag_given_by_hand_wins_and_is_written_down(layout, caplog):
         ([], {"lr": "fast"}, "run.json: --lr"),
     ],
 )
-def test_a_flag_that_is_refused_is_not_written_down(layout, capsys, words, config, why):
-    checkpoint.save_expert(layout.seed(0), fresh(0))
-    relay_run(layout, config={**to_json(config_of(layout).ppo), **config})
-    before = layout.run_json.read_bytes()
-    assert ppo_flow.main([f"--module_path={layout.module}", *words]) != 0
+def test_a_flag_that_is_refused_is_not_written_down(run_paths, capsys, words, config, why):
+    checkpoint.save_expert(run_paths.seed(0), fresh(0))
+    relay_run(run_paths, config={**to_json(config_of(run_paths).ppo), **config})
+    before = run_paths.run_json.read_bytes()
+    assert ppo_flow.main([f"--module_path={run_paths.module}", *words]) != 0
     assert why in capsys.readouterr().err
-    assert layout.run_json.read_bytes() == before
+    assert run_paths.run_json.read_bytes() == before
 
 
-def test_progress_and_metrics_tell_of_every_update(layout):
-    trainer.run(config_of(layout), StopSignal())
-    lines = [json.loads(line) for line in layout.metrics.read_text().splitlines()]
+def test_progress_and_metrics_tell_of_every_update(run_paths):
+    trainer.run(config_of(run_paths), StopSignal())
+    lines = [json.loads(line) for line in run_paths.metrics.read_text().splitlines()]
     assert [line["frames"] for line in lines] == [FRAMES * n for n in range(1, 6)]
     assert {"loss", "success_rate", "success/0_Go_First", "acted/expert_9", "lr"} <= set(lines[0])
-    progress = runs.read_progress(layout)
+    progress = runs.read_progress(run_paths)
     assert progress is not None
     assert (progress.run_id, progress.phase) == ("standalone", "saving")
     assert progress.frames == progress.total_frames == 5 * FRAMES
 
 
-def test_seeds_are_trained_on_and_an_idle_one_comes_back_bit_for_bit(layout):
+def test_seeds_are_trained_on_and_an_idle_one_comes_back_bit_for_bit(run_paths):
     for local in range(3):
-        checkpoint.save_expert(layout.seed(local), fresh(50 + local))
-    trainer.run(config_of(layout), StopSignal())
-    assert same(finals(layout)[1], fresh(51))
-    contents = [report.content for report in runs.read_result(layout).experts]
+        checkpoint.save_expert(run_paths.seed(local), fresh(50 + local))
+    trainer.run(config_of(run_paths), StopSignal())
+    assert same(finals(run_paths)[1], fresh(51))
+    contents = [report.content for report in runs.read_result(run_paths).experts]
     unchanged = [checkpoint.array_digest(fresh(50 + local)) for local in range(3)]
     assert [one == other for one, other in zip(contents, unchanged, strict=True)] == [
         False,
         True,
         False,
     ]
-    assert not same(finals(layout)[0], fresh(50))
+    assert not same(finals(run_paths)[0], fresh(50))
     np.testing.assert_allclose(
-        finals(layout)[0]["actor"]["dense_1"]["kernel"],
+        finals(run_paths)[0]["actor"]["dense_1"]["kernel"],
         fresh(50)["actor"]["dense_1"]["kernel"],
         atol=0.05,
     )
 
 
 @pytest.mark.parametrize("code", [EXIT_RESUMABLE, EXIT_INTERRUPTED], ids=["SIGTERM", "Ctrl-C"])
-def test_a_stopped_run_goes_on_where_it_was(layout, code):
-    assert trainer.run(config_of(layout), Countdown(2, code)) == code
-    assert not layout.result_json.exists()
-    assert not layout.finals.exists()
-    assert trainer.run(config_of(layout), Countdown(2, code)) == code
-    assert trainer.run(config_of(layout), StopSignal()) == 0
-    result = runs.read_result(layout)
+def test_a_stopped_run_goes_on_where_it_was(run_paths, code):
+    assert trainer.run(config_of(run_paths), Countdown(2, code)) == code
+    assert not run_paths.result_json.exists()
+    assert not run_paths.finals.exists()
+    assert trainer.run(config_of(run_paths), Countdown(2, code)) == code
+    assert trainer.run(config_of(run_paths), StopSignal()) == 0
+    result = runs.read_result(run_paths)
     assert (result.updates, result.frames) == (5, 5 * FRAMES)
     assert sum(report.acted for report in result.experts) == result.frames
-    assert not layout.resume.exists()
+    assert not run_paths.resume.exists()
 
 
-def test_a_run_that_is_pruned_ends_with_what_it_has(layout):
-    layout.prune_json.write_text("{}")
-    assert trainer.run(config_of(layout), Countdown(2)) == 0
-    result = runs.read_result(layout)
+def test_a_run_that_is_pruned_ends_with_what_it_has(run_paths):
+    run_paths.prune_json.write_text("{}")
+    assert trainer.run(config_of(run_paths), Countdown(2)) == 0
+    result = runs.read_result(run_paths)
     assert (result.updates, result.stopped, result.stopped_early) == (2, "pruned", False)
-    assert finals(layout)
-    assert not layout.resume.exists()
+    assert finals(run_paths)
+    assert not run_paths.resume.exists()
 
 
-def test_a_prune_that_comes_with_the_last_update_changes_nothing(layout):
-    layout.prune_json.write_text("{}")
-    assert trainer.run(config_of(layout), Countdown(5)) == 0
-    assert runs.read_result(layout).stopped == ""
+def test_a_prune_that_comes_with_the_last_update_changes_nothing(run_paths):
+    run_paths.prune_json.write_text("{}")
+    assert trainer.run(config_of(run_paths), Countdown(5)) == 0
+    assert runs.read_result(run_paths).stopped == ""
 
 
-def test_a_run_goes_on_with_another_number_of_threads(layout):
-    assert trainer.run(config_of(layout, acting_threads=2), Countdown(2)) == EXIT_RESUMABLE
-    assert trainer.run(config_of(layout, acting_threads=4), Countdown(2)) == EXIT_RESUMABLE
-    assert trainer.run(config_of(layout), StopSignal()) == 0
-    assert runs.read_result(layout).frames == 5 * FRAMES
+def test_a_run_goes_on_with_another_number_of_threads(run_paths):
+    assert trainer.run(config_of(run_paths, acting_threads=2), Countdown(2)) == EXIT_RESUMABLE
+    assert trainer.run(config_of(run_paths, acting_threads=4), Countdown(2)) == EXIT_RESUMABLE
+    assert trainer.run(config_of(run_paths), StopSignal()) == 0
+    assert runs.read_result(run_paths).frames == 5 * FRAMES
 
 
-def test_a_stop_keeps_parameters_moments_counters_and_key(layout, open_relay):
-    config = config_of(layout)
+def test_a_stop_keeps_parameters_moments_counters_and_key(run_paths, open_relay):
+    config = config_of(run_paths)
     trainer.run(config, Countdown(3))
     env, programs = open_relay(config.ppo)
     module = trainer.open_module(config.module_path)
@@ -260,7 +262,7 @@ def test_a_stop_keeps_parameters_moments_counters_and_key(layout, open_relay):
     counts = [leaf for leaf in jax.tree.leaves(learner.train.opt_state) if leaf.shape == (3,)]
     assert [list(count) for count in counts] == [[6, 0, 6]]
     run_io.save_checkpoint(
-        layout, config.ppo, SimpleNamespace(learner=learner, counters=counters), best
+        run_paths, config.ppo, SimpleNamespace(learner=learner, counters=counters), best
     )
     again, same_counters, _ = trainer.prepare(run)
     assert same(again.train, learner.train)
@@ -297,39 +299,39 @@ def die_at_checkpoint(number: int, monkeypatch) -> None:
     monkeypatch.setattr(storage, "commit_dir", dying)
 
 
-def logged_frames(layout) -> list[int]:
-    return [json.loads(line)["frames"] for line in layout.metrics.read_text().splitlines()]
+def logged_frames(run_paths) -> list[int]:
+    return [json.loads(line)["frames"] for line in run_paths.metrics.read_text().splitlines()]
 
 
-def test_a_killed_run_goes_on_from_its_last_checkpoint(layout, monkeypatch):
-    config = config_of(layout, checkpoint_seconds=1e-9)
+def test_a_killed_run_goes_on_from_its_last_checkpoint(run_paths, monkeypatch):
+    config = config_of(run_paths, checkpoint_seconds=1e-9)
     with monkeypatch.context() as patched:
         die_at_checkpoint(4, patched)  # three checkpoints, and four lines of metrics
         with pytest.raises(Killed):
             trainer.run(config, StopSignal())
-    assert logged_frames(layout) == [FRAMES * n for n in (1, 2, 3, 4)]
-    first_lines = layout.metrics.read_text().splitlines()[:3]
+    assert logged_frames(run_paths) == [FRAMES * n for n in (1, 2, 3, 4)]
+    first_lines = run_paths.metrics.read_text().splitlines()[:3]
     assert trainer.run(config, StopSignal()) == 0
-    result = runs.read_result(layout)
+    result = runs.read_result(run_paths)
     assert (result.updates, result.frames) == (5, 5 * FRAMES)
     assert sum(report.acted for report in result.experts) == result.frames
-    assert logged_frames(layout) == [FRAMES * n for n in range(1, 6)]
-    assert layout.metrics.read_text().splitlines()[:3] == first_lines
-    assert not layout.resume.exists()
+    assert logged_frames(run_paths) == [FRAMES * n for n in range(1, 6)]
+    assert run_paths.metrics.read_text().splitlines()[:3] == first_lines
+    assert not run_paths.resume.exists()
 
 
-def test_without_checkpoints_a_killed_run_starts_over(layout):
-    config = config_of(layout, checkpoint_seconds=0.0)
+def test_without_checkpoints_a_killed_run_starts_over(run_paths):
+    config = config_of(run_paths, checkpoint_seconds=0.0)
     with pytest.raises(Killed):
         trainer.run(config, Kill(4))
-    assert not layout.resume.exists()
+    assert not run_paths.resume.exists()
     assert trainer.run(config, StopSignal()) == 0
-    assert runs.read_result(layout).updates == 5
-    assert logged_frames(layout) == [FRAMES * n for n in range(1, 6)]
+    assert runs.read_result(run_paths).updates == 5
+    assert logged_frames(run_paths) == [FRAMES * n for n in range(1, 6)]
 
 
-def test_a_checkpoint_is_kept_until_the_next_one_is_whole(layout, monkeypatch):
-    config = config_of(layout, checkpoint_seconds=1e-9)
+def test_a_checkpoint_is_kept_until_the_next_one_is_whole(run_paths, monkeypatch):
+    config = config_of(run_paths, checkpoint_seconds=1e-9)
     with monkeypatch.context() as patched:
         die_at_checkpoint(3, patched)
         with pytest.raises(Killed):
@@ -342,13 +344,13 @@ def test_a_checkpoint_is_kept_until_the_next_one_is_whole(layout, monkeypatch):
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left"), ValueError("RESOURCE_EXHAUSTED")])
 def test_a_checkpoint_that_cannot_be_saved_does_not_stop_training(
-    layout, monkeypatch, caplog, error
+    run_paths, monkeypatch, caplog, error
 ):
     def fail(*_):
         raise error
 
     monkeypatch.setattr(checkpoint, "save_resume", fail)
-    assert trainer.run(config_of(layout, checkpoint_seconds=1e-9), StopSignal()) == 0
+    assert trainer.run(config_of(run_paths, checkpoint_seconds=1e-9), StopSignal()) == 0
     assert "no new checkpoint" in caplog.text
 
 
@@ -363,7 +365,7 @@ def test_checkpoints_come_as_often_as_was_said(monkeypatch):
 
 
 def test_the_time_of_a_run_covers_all_its_starts_from_their_beginning_on(
-    layout, monkeypatch, open_relay
+    run_paths, monkeypatch, open_relay
 ):
     def slowly(*opening):
         time.sleep(0.2)
@@ -371,78 +373,78 @@ def test_the_time_of_a_run_covers_all_its_starts_from_their_beginning_on(
 
     monkeypatch.setattr(trainer, "open_env", slowly)
     began = time.monotonic()
-    trainer.run(config_of(layout), Countdown(2))
-    trainer.run(config_of(layout), StopSignal())
+    trainer.run(config_of(run_paths), Countdown(2))
+    trainer.run(config_of(run_paths), StopSignal())
     seconds = time.monotonic() - began
-    assert 2 * 0.2 <= runs.read_result(layout).wall_seconds <= seconds
+    assert 2 * 0.2 <= runs.read_result(run_paths).wall_seconds <= seconds
 
 
-def test_no_resume_starts_over(layout):
-    trainer.run(config_of(layout), Countdown(3))
-    trainer.run(config_of(layout, resume=False), StopSignal())
-    assert runs.read_result(layout).updates == 5
-    assert not layout.resume.exists()
+def test_no_resume_starts_over(run_paths):
+    trainer.run(config_of(run_paths), Countdown(3))
+    trainer.run(config_of(run_paths, resume=False), StopSignal())
+    assert runs.read_result(run_paths).updates == 5
+    assert not run_paths.resume.exists()
 
 
-def test_a_run_whose_stop_comes_with_its_last_update_is_whole(layout):
-    assert trainer.run(config_of(layout), Countdown(5)) == 0
-    assert runs.read_result(layout).updates == 5
+def test_a_run_whose_stop_comes_with_its_last_update_is_whole(run_paths):
+    assert trainer.run(config_of(run_paths), Countdown(5)) == 0
+    assert runs.read_result(run_paths).updates == 5
 
 
-def test_a_later_attempt_begins_elsewhere(layout):
-    relay_run(layout)
-    trainer.run(config_of(layout, total_timesteps=FRAMES), StopSignal())
-    first = finals(layout)
-    relay_run(layout, attempt=2)
-    trainer.run(config_of(layout, total_timesteps=FRAMES), StopSignal())
-    assert not same(first, finals(layout))
-    relay_run(layout, attempt=1)
-    trainer.run(config_of(layout, total_timesteps=FRAMES), StopSignal())
-    assert same(first, finals(layout))
+def test_a_later_attempt_begins_elsewhere(run_paths):
+    relay_run(run_paths)
+    trainer.run(config_of(run_paths, total_timesteps=FRAMES), StopSignal())
+    first = finals(run_paths)
+    relay_run(run_paths, attempt=2)
+    trainer.run(config_of(run_paths, total_timesteps=FRAMES), StopSignal())
+    assert not same(first, finals(run_paths))
+    relay_run(run_paths, attempt=1)
+    trainer.run(config_of(run_paths, total_timesteps=FRAMES), StopSignal())
+    assert same(first, finals(run_paths))
 
 
-def test_a_broken_reward_leaves_nothing_half_written(layout, monkeypatch):
+def test_a_broken_reward_leaves_nothing_half_written(run_paths, monkeypatch):
     broken = type("Broken", (Broken, Relay), {"earned": Broken.earned})
     monkeypatch.setattr(trainer, "open_env", partial(opened, broken, None))
     with pytest.raises(TrainingError, match="update 1 of 5"):
-        trainer.run(config_of(layout), StopSignal())
-    assert not layout.result_json.exists()
-    assert not layout.policies.exists()
+        trainer.run(config_of(run_paths), StopSignal())
+    assert not run_paths.result_json.exists()
+    assert not run_paths.policies.exists()
 
 
 @pytest.mark.parametrize("updates", [5, 20])
-def test_a_skill_that_lies_fails_in_one_line_and_leaves_no_result(layout, monkeypatch, updates):
+def test_a_skill_that_lies_fails_in_one_line_and_leaves_no_result(run_paths, monkeypatch, updates):
     """A short run is judged at its end, a long one as soon as there are a hundred claims."""
     monkeypatch.setattr(trainer, "open_env", partial(opened, Liar, None))
-    config = config_of(layout, total_timesteps=updates * FRAMES, success_state_rate=1.0)
+    config = config_of(run_paths, total_timesteps=updates * FRAMES, success_state_rate=1.0)
     with pytest.raises(FalseGainError, match=r"Go First × 1 was done .* times, .* of them without"):
         trainer.run(config, StopSignal())
-    assert len(layout.metrics.read_text().splitlines()) == min(updates, 13)
-    assert not layout.result_json.exists()
+    assert len(run_paths.metrics.read_text().splitlines()) == min(updates, 13)
+    assert not run_paths.result_json.exists()
 
 
-def test_a_disk_that_refuses_metrics_does_not_stop_training(layout, caplog):
-    layout.metrics.mkdir()
-    layout.progress.mkdir()
-    assert trainer.run(config_of(layout), StopSignal()) == 0
+def test_a_disk_that_refuses_metrics_does_not_stop_training(run_paths, caplog):
+    run_paths.metrics.mkdir()
+    run_paths.progress.mkdir()
+    assert trainer.run(config_of(run_paths), StopSignal()) == 0
     assert "metrics.jsonl" in caplog.text
     assert "progress.json" in caplog.text
 
 
-def test_a_kill_before_the_result_leaves_none(layout, monkeypatch, open_relay):
-    def die(layout, result):
+def test_a_kill_before_the_result_leaves_none(run_paths, monkeypatch, open_relay):
+    def die(run_paths, result):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(runs, "write_result", die)
     with pytest.raises(OSError, match="No space"):
-        trainer.run(config_of(layout, checkpoint_seconds=1e-9), StopSignal())
-    assert layout.finals.is_dir()
-    assert not layout.result_json.exists()
-    assert checkpoint.has_resume(layout.resume)
+        trainer.run(config_of(run_paths, checkpoint_seconds=1e-9), StopSignal())
+    assert run_paths.finals.is_dir()
+    assert not run_paths.result_json.exists()
+    assert checkpoint.has_resume(run_paths.resume)
     monkeypatch.undo()
     monkeypatch.setattr(trainer, "open_env", open_relay)
-    assert trainer.run(config_of(layout), StopSignal()) == 0
-    assert not checkpoint.has_resume(layout.resume)
+    assert trainer.run(config_of(run_paths), StopSignal()) == 0
+    assert not checkpoint.has_resume(run_paths.resume)
 
 
 def ancestor(local_expert: int, sha256: str) -> ExpertVersion:
@@ -458,37 +460,37 @@ def ancestor(local_expert: int, sha256: str) -> ExpertVersion:
     )
 
 
-def test_a_missing_seed_is_refused(layout):
-    relay_run(layout, ancestors=(ancestor(3, "0" * 64),))
+def test_a_missing_seed_is_refused(run_paths):
+    relay_run(run_paths, ancestors=(ancestor(3, "0" * 64),))
     with pytest.raises(ExpertMissingError, match="expert 3"):
-        trainer.run(config_of(layout), StopSignal())
+        trainer.run(config_of(run_paths), StopSignal())
 
 
-def test_a_seed_that_is_not_the_named_version_is_refused(layout):
-    checkpoint.save_expert(layout.seed(0), fresh(0))
-    relay_run(layout, ancestors=(ancestor(3, "0" * 64),))
+def test_a_seed_that_is_not_the_named_version_is_refused(run_paths):
+    checkpoint.save_expert(run_paths.seed(0), fresh(0))
+    relay_run(run_paths, ancestors=(ancestor(3, "0" * 64),))
     with pytest.raises(ExpertCorruptError, match="not the version"):
-        trainer.run(config_of(layout), StopSignal())
-    relay_run(layout, ancestors=(ancestor(3, storage.tree_digest(layout.seed(0))),))
-    assert trainer.run(config_of(layout), StopSignal()) == 0
+        trainer.run(config_of(run_paths), StopSignal())
+    relay_run(run_paths, ancestors=(ancestor(3, storage.tree_digest(run_paths.seed(0))),))
+    assert trainer.run(config_of(run_paths), StopSignal()) == 0
 
 
-def test_a_seed_of_another_width_is_refused(layout):
-    checkpoint.save_expert(layout.seed(0), fresh(0))
+def test_a_seed_of_another_width_is_refused(run_paths):
+    checkpoint.save_expert(run_paths.seed(0), fresh(0))
     with pytest.raises(ExpertShapeError, match="--layer_size"):
-        trainer.run(config_of(layout, layer_size=8), StopSignal())
+        trainer.run(config_of(run_paths, layer_size=8), StopSignal())
 
 
-def test_a_run_json_of_another_plan_is_refused(layout):
-    relay_run(layout, experts=(3, 6, 9))
+def test_a_run_json_of_another_plan_is_refused(run_paths):
+    relay_run(run_paths, experts=(3, 6, 9))
     with pytest.raises(FileRefusedError, match="different experts or plans"):
-        trainer.run(config_of(layout), StopSignal())
+        trainer.run(config_of(run_paths), StopSignal())
 
 
-def test_a_module_path_that_names_no_expert_is_refused(layout):
-    path = layout.module.with_name("two.py")
-    config = replace(config_of(layout), module_path=path)
-    module = trainer.open_module(layout.module)
+def test_a_module_path_that_names_no_expert_is_refused(run_paths):
+    path = run_paths.module.with_name("two.py")
+    config = replace(config_of(run_paths), module_path=path)
+    module = trainer.open_module(run_paths.module)
     with pytest.raises(ConfigError, match="--module_path"):
         read_assignment(config, module)
 
@@ -511,27 +513,27 @@ def cache(tmp_path):
     jax.config.update("jax_compilation_cache_dir", before)
 
 
-def test_a_run_by_kept_programs_is_that_of_a_run_that_traces(layout, monkeypatch, cache):
+def test_a_run_by_kept_programs_is_that_of_a_run_that_traces(run_paths, monkeypatch, cache):
     found = []
     for folder in (None, cache / "programs", cache / "programs"):
         env = Watched()
         monkeypatch.setattr(
             trainer, "open_env", partial(opened, lambda e=env: e, ProgramCache(folder))
         )
-        trainer.run(config_of(layout, compile_cache=cache), StopSignal())
-        found.append((finals(layout), env.traced))
+        trainer.run(config_of(run_paths, compile_cache=cache), StopSignal())
+        found.append((finals(run_paths), env.traced))
     assert [traced for _, traced in found] == [True, True, False]
     assert same(found[0][0], found[1][0])
     assert same(found[0][0], found[2][0])
 
 
-def test_a_run_by_kept_programs_is_stopped_and_goes_on(layout, monkeypatch, cache):
+def test_a_run_by_kept_programs_is_stopped_and_goes_on(run_paths, monkeypatch, cache):
     for stop, code in ((Countdown(2), EXIT_RESUMABLE), (StopSignal(), 0)):
         env, kept = Watched(), ProgramCache(cache / "programs")
         monkeypatch.setattr(trainer, "open_env", partial(opened, lambda e=env: e, kept))
-        assert trainer.run(config_of(layout, compile_cache=cache), stop) == code
+        assert trainer.run(config_of(run_paths, compile_cache=cache), stop) == code
     assert not env.traced
-    assert runs.read_result(layout).updates == 5
+    assert runs.read_result(run_paths).updates == 5
 
 
 class Recording(Listing):
@@ -601,12 +603,12 @@ def other_than(value):
     return f"{value}s" if isinstance(value, str) else 2 * value + 1 * (value == 0)
 
 
-def test_acting_serves_any_number_of_experts_up_to_eight_and_learning_only_its_own(layout):
+def test_acting_serves_any_number_of_experts_up_to_eight_and_learning_only_its_own(run_paths):
     names = []
     for num_experts in (2, 3, 9):
         env = Relay()
         env.num_experts = num_experts
-        names.append(begin_programs(env, config_of(layout).ppo, Listing()))
+        names.append(begin_programs(env, config_of(run_paths).ppo, Listing()))
     assert names[0].act == names[1].act != names[2].act
     assert len({name.learn for name in names}) == 3
 
@@ -614,31 +616,31 @@ def test_acting_serves_any_number_of_experts_up_to_eight_and_learning_only_its_o
 @pytest.mark.parametrize(
     ("flag", "numbers"), [("env_shards", (1, 2)), ("grad_sync_period", (1, 2))]
 )
-def test_a_checkpoint_of_other_shards_goes_on_with_a_warning(layout, caplog, flag, numbers):
+def test_a_checkpoint_of_other_shards_goes_on_with_a_warning(run_paths, caplog, flag, numbers):
     before, now = numbers
-    stopped = config_of(layout, **{"env_shards": 1, flag: before})
+    stopped = config_of(run_paths, **{"env_shards": 1, flag: before})
     assert trainer.run(stopped, Countdown(2)) == EXIT_RESUMABLE
     assert "other worlds follow" not in caplog.text
-    assert trainer.run(config_of(layout, **{"env_shards": 1, flag: now}), StopSignal()) == 0
-    assert runs.read_result(layout).updates == 5
+    assert trainer.run(config_of(run_paths, **{"env_shards": 1, flag: now}), StopSignal()) == 0
+    assert runs.read_result(run_paths).updates == 5
     assert f"--{flag} was {before} and is {now} now: other worlds follow" in caplog.text
 
 
 @pytest.mark.parametrize("ask", [True, False], ids=["asked", "not asked"])
-def test_a_run_whose_success_does_not_rise_ends_with_what_it_has_if_asked(layout, ask):
+def test_a_run_whose_success_does_not_rise_ends_with_what_it_has_if_asked(run_paths, ask):
     flat = {"lr": 1e-9, "total_timesteps": 96 * FRAMES, "success_state_rate": 1.0}
-    assert trainer.run(config_of(layout, **flat, stop_when_stuck=ask), StopSignal()) == 0
-    result = runs.read_result(layout)
+    assert trainer.run(config_of(run_paths, **flat, stop_when_stuck=ask), StopSignal()) == 0
+    result = runs.read_result(run_paths)
     assert (result.stopped, result.stopped_early) == ("converged" if ask else "", False)
     assert (result.updates < 96 / 2) == ask
-    assert layout.finals.is_dir()
-    assert not layout.resume.exists()
+    assert run_paths.finals.is_dir()
+    assert not run_paths.resume.exists()
 
 
-def test_a_run_that_was_stopped_is_judged_by_its_whole_curve(layout):
+def test_a_run_that_was_stopped_is_judged_by_its_whole_curve(run_paths):
     flat = {"lr": 1e-9, "total_timesteps": 96 * FRAMES, "success_state_rate": 1.0}
-    config = config_of(layout, **flat, stop_when_stuck=True)
+    config = config_of(run_paths, **flat, stop_when_stuck=True)
     assert trainer.run(config, Countdown(25)) == EXIT_RESUMABLE
     assert trainer.run(config, StopSignal()) == 0
-    assert runs.read_result(layout).stopped == "converged"
-    assert runs.read_result(layout).updates < 96 / 2
+    assert runs.read_result(run_paths).stopped == "converged"
+    assert runs.read_result(run_paths).updates < 96 / 2

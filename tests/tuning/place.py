@@ -47,8 +47,8 @@ class Place:
     def __init__(self, folder: Path, name: str = "s") -> None:
         self.folder = folder
         folder.mkdir(exist_ok=True)
-        self.layout = GraphPaths(folder / "graph")
-        self.sweep = SweepPaths(self.layout.sweeps / name)
+        self.graph_paths = GraphPaths(folder / "graph")
+        self.sweep_paths = SweepPaths(self.graph_paths.sweeps / name)
         self.order()
 
     def order(self, **orders: Any) -> None:
@@ -57,7 +57,7 @@ class Place:
 
     def start(self, *flags: str) -> subprocess.Popen[str]:
         """Start `flowrl sweep` in a process of its own."""
-        words = [str(self.layout.root), f"--name={self.sweep.root.name}", *flags]
+        words = [str(self.graph_paths.root), f"--name={self.sweep_paths.root.name}", *flags]
         return subprocess.Popen(
             [sys.executable, "-m", "tests.tuning.place", *words],
             stderr=subprocess.PIPE,
@@ -79,7 +79,7 @@ class Place:
 
     def records(self, name: str = "trial.json") -> dict[int, dict[str, Any]]:
         """The trial.json, or another record, of each trial."""
-        found = self.sweep.training_runs.glob(f"*/{name}")
+        found = self.sweep_paths.training_runs.glob(f"*/{name}")
         return {int(path.parent.name): json.loads(path.read_text()) for path in found}
 
 
@@ -95,7 +95,7 @@ def evaluate(order: EvaluateTrials, *_: Any, **__: Any) -> bytes:
 
 def evaluate_runs(places: Sequence[RunPaths], *, episodes: int, seed: int) -> list[Any]:
     """Reports of experts that succeed as often as in training."""
-    rates = [read_result(place).success_rate for place in places]
+    rates = [read_result(run_paths).success_rate for run_paths in places]
     steps = [types.SimpleNamespace(successes=round(episodes * rate)) for rate in rates]
     return [types.SimpleNamespace(steps=[step]) for step in steps]
 

@@ -35,35 +35,35 @@ class Orders:
 
 def train(module: Path) -> int:
     """Train one run: success rises the faster, the nearer its learning rate is to the best."""
-    place = RunPaths(module.parent, int(module.stem))
-    run = runs.read_run(place)
-    here = place.folder.parents[4]
+    run_paths = RunPaths(module.parent, int(module.stem))
+    run = runs.read_run(run_paths)
+    here = run_paths.folder.parents[4]
     orders = Orders(**json.loads((here / "orders.json").read_text()))
-    storage.append_line(here / "launches", place.folder.name)
+    storage.append_line(here / "launches", run_paths.folder.name)
     asked: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
     lr = run.config["lr"]
     if lr > orders.diverge_above:
         sys.stderr.write("flowrl: the loss is not finite\n")
         return EXIT_DIVERGED
-    storage.remove_file(place.metrics)
+    storage.remove_file(run_paths.metrics)
     most = orders.success * math.exp(-abs(math.log10(lr / BEST_LR)))
     for update in range(1, UPDATES + 1):
         time.sleep(orders.update_seconds)
         success = most * update / UPDATES
-        tell(place, run, update, success)
+        tell(run_paths, run, update, success)
         if orders.fails_once and run.attempt == 1 and update == UPDATES // 2:
             return 1
-        if asked and (place.folder / "prune.json").exists():
-            finish(place, run, update, success, pruned=True)
+        if asked and (run_paths.folder / "prune.json").exists():
+            finish(run_paths, run, update, success, pruned=True)
             return 0
         if asked:
             return EXIT_RESUMABLE
-    finish(place, run, UPDATES, success)
+    finish(run_paths, run, UPDATES, success)
     return 0
 
 
-def tell(place: RunPaths, run: TrainingRun, update: int, success: float) -> None:
+def tell(run_paths: RunPaths, run: TrainingRun, update: int, success: float) -> None:
     """Write progress.json and a line of metrics.jsonl."""
     frames = update * FRAMES
     figures = {
@@ -74,7 +74,7 @@ def tell(place: RunPaths, run: TrainingRun, update: int, success: float) -> None
         "mean_episode_length": 40.0,
         "mean_episode_return": success,
     }
-    storage.append_line(place.metrics, json.dumps(figures))
+    storage.append_line(run_paths.metrics, json.dumps(figures))
     progress = Progress(
         run_id=run.run_id,
         updates=update,
@@ -86,19 +86,19 @@ def tell(place: RunPaths, run: TrainingRun, update: int, success: float) -> None
         phase="training",
         updated_at=time.time(),
     )
-    runs.write_progress(place, progress)
+    runs.write_progress(run_paths, progress)
 
 
 def finish(
-    place: RunPaths, run: TrainingRun, update: int, success: float, *, pruned: bool = False
+    run_paths: RunPaths, run: TrainingRun, update: int, success: float, *, pruned: bool = False
 ) -> None:
     """Final experts at one stroke, then result.json."""
-    building = place.policies / "final.tmp"
+    building = run_paths.policies / "final.tmp"
     storage.remove_tree(building)
-    storage.remove_tree(place.finals)
+    storage.remove_tree(run_paths.finals)
     for local, expert in enumerate(run.experts):
-        make_expert(building / place.final(local).name, f"{run.run_id} expert {expert}")
-    storage.commit_dir(building, place.finals)
+        make_expert(building / run_paths.final(local).name, f"{run.run_id} expert {expert}")
+    storage.commit_dir(building, run_paths.finals)
     frames = update * FRAMES
     result = RunResult(
         run_id=run.run_id,
@@ -107,8 +107,8 @@ def finish(
             ExpertReport(
                 expert=expert,
                 acted=frames if expert == run.expert else 0,
-                sha256=storage.tree_digest(place.final(local)),
-                content=content_digest(place.final(local)),
+                sha256=storage.tree_digest(run_paths.final(local)),
+                content=content_digest(run_paths.final(local)),
                 shapes=SHAPES,
             )
             for local, expert in enumerate(run.experts)
@@ -121,7 +121,7 @@ def finish(
         stopped_early=False,
         stopped="pruned" if pruned else "",
     )
-    runs.write_result(place, result)
+    runs.write_result(run_paths, result)
 
 
 if __name__ == "__main__":

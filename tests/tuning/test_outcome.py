@@ -68,7 +68,7 @@ def test_one_seed_confirms_nothing(tmp_path):
     sweep = a_sweep(tmp_path)
     found = decide(sweep, *confirming({None: (0.1,), 7: (0.9,)}))
     assert found.winner is None
-    records.write(sweep.paths.outcome_json, found)
+    records.write(sweep.sweep_paths.outcome_json, found)
 
 
 def test_a_seed_whose_default_failed_says_nothing(tmp_path):
@@ -87,8 +87,8 @@ def test_the_interval_is_that_of_student():
     assert (mean, low, high) == pytest.approx((2.5, 2.5 - half, 2.5 + half))
 
 
-def config_of(graph: GraphPaths, **ppo):
-    config = BottomUpConfig(graph=GraphConfig(graph_path=graph.root))
+def config_of(graph_paths: GraphPaths, **ppo):
+    config = BottomUpConfig(graph=GraphConfig(graph_path=graph_paths.root))
     origins = dict.fromkeys(ppo, "command line")
     ppo_of = dataclasses.replace(config.ppo, **ppo)
     config = dataclasses.replace(config, ppo=ppo_of, origins=origins)
@@ -96,52 +96,54 @@ def config_of(graph: GraphPaths, **ppo):
 
 
 def test_a_confirmed_point_becomes_the_settings_of_its_skill_alone(tmp_path):
-    graph = GraphPaths(tmp_path / "graph")
-    sweep = a_sweep(graph.sweeps / "s")
+    graph_paths = GraphPaths(tmp_path / "graph")
+    sweep = a_sweep(graph_paths.sweeps / "s")
     better = tuple(score + 0.2 + 0.01 * k for k, score in enumerate(DEFAULT))
     found = decide(sweep, *confirming({None: DEFAULT, 7: better}))
-    assert "trial 7 gains +0.2" in apply_winner(graph, sweep, found)
-    tuned = config_of(graph)
+    assert "trial 7 gains +0.2" in apply_winner(graph_paths, sweep, found)
+    tuned = config_of(graph_paths)
     assert (tuned.ppo.lr, tuned.origins["lr"]) == (2e-3, "sweep")
-    assert config_of(graph, lr=0.5).ppo.lr == 0.5
-    assert read_tuned(graph, "Place Table") == {}
-    assert "# flowrl sweep --name s: trial 7" in graph.tuned_file(WOOD).read_text()
-    assert "has its defaults again" in forget(graph, WOOD)
-    assert config_of(graph).ppo.lr == 1e-3
-    assert "has no settings of a sweep" in forget(graph, WOOD)
+    assert config_of(graph_paths, lr=0.5).ppo.lr == 0.5
+    assert read_tuned(graph_paths, "Place Table") == {}
+    assert "# flowrl sweep --name s: trial 7" in graph_paths.tuned_file(WOOD).read_text()
+    assert "has its defaults again" in forget(graph_paths, WOOD)
+    assert config_of(graph_paths).ppo.lr == 1e-3
+    assert "has no settings of a sweep" in forget(graph_paths, WOOD)
 
 
 def test_a_repair_of_minibatches_is_among_the_settings(tmp_path):
-    graph = GraphPaths(tmp_path / "graph")
+    graph_paths = GraphPaths(tmp_path / "graph")
     steps = {"type": "int_uniform", "min": 17, "max": 99}
     envs = {"type": "int_uniform", "min": 10, "max": 100}
-    sweep = a_sweep(graph.sweeps / "s", space={"num_envs": envs, "num_steps": steps})
+    sweep = a_sweep(graph_paths.sweeps / "s", space={"num_envs": envs, "num_steps": steps})
     gain = Gain(trial=7, point={"num_envs": 33, "num_steps": 65}, mean=0.2, low=0.1, high=0.3)
-    apply_winner(graph, sweep, SweepOutcome(seeds=3, default=0.5, gains=(gain,), winner=7))
-    tuned = config_of(graph).ppo
+    apply_winner(graph_paths, sweep, SweepOutcome(seeds=3, default=0.5, gains=(gain,), winner=7))
+    tuned = config_of(graph_paths).ppo
     assert (tuned.num_envs, tuned.num_steps) == (33, 65)
     assert tuned.num_minibatches != PPOConfig.num_minibatches
     assert 33 * 65 % tuned.num_minibatches == 0
 
 
 def test_without_a_winner_nothing_is_written(tmp_path):
-    graph = GraphPaths(tmp_path / "graph")
+    graph_paths = GraphPaths(tmp_path / "graph")
     none = SweepOutcome(seeds=3, default=0.5, gains=(), winner=None)
-    assert "the defaults of Collect Wood stay" in apply_winner(graph, a_sweep(tmp_path), none)
-    assert not graph.tuned.exists()
+    assert "the defaults of Collect Wood stay" in apply_winner(graph_paths, a_sweep(tmp_path), none)
+    assert not graph_paths.tuned.exists()
 
 
 def test_settings_of_another_skill_are_refused(tmp_path):
-    graph = GraphPaths(tmp_path / "graph")
-    graph.tuned.mkdir(parents=True)
-    graph.tuned_file(WOOD).write_text('["Place Table"]\nlr = 1.0\n')
+    graph_paths = GraphPaths(tmp_path / "graph")
+    graph_paths.tuned.mkdir(parents=True)
+    graph_paths.tuned_file(WOOD).write_text('["Place Table"]\nlr = 1.0\n')
     with pytest.raises(ConfigError, match="no single table 'Collect Wood'"):
-        config_of(graph)
+        config_of(graph_paths)
 
 
-def won_sweep(graph: GraphPaths):
+def won_sweep(graph_paths: GraphPaths):
     """A sweep whose one confirming trial has an expert, and its outcome."""
-    sweep = create_sweep(a_sweep(graph.sweeps / "s").paths, a_record(), graph, GRAPH)
+    sweep = create_sweep(
+        a_sweep(graph_paths.sweeps / "s").sweep_paths, a_record(), graph_paths, GRAPH
+    )
     trial = a_trial(0, 2e-3, 0.9, confirms=True, repeats=7)
     prepare_trial(sweep, GRAPH, trial.trial)
     finish(sweep.run(0), {0: 50})
@@ -149,40 +151,40 @@ def won_sweep(graph: GraphPaths):
 
 
 def test_the_winners_expert_is_merged_once(tmp_path):
-    graph = GraphPaths(tmp_path / "graph")
-    sweep, won = won_sweep(graph)
-    lock = DaemonLock(graph.daemon_lock)
+    graph_paths = GraphPaths(tmp_path / "graph")
+    sweep, won = won_sweep(graph_paths)
+    lock = DaemonLock(graph_paths.daemon_lock)
     lock.acquire()
     with pytest.raises(BusyError):
-        keep_winner(graph, sweep, won, config=BottomUpConfig(), skills=GRAPH)
+        keep_winner(graph_paths, sweep, won, config=BottomUpConfig(), skills=GRAPH)
     lock.release()
     for _ in range(2):
-        said = keep_winner(graph, sweep, won, config=BottomUpConfig(), skills=GRAPH)
+        said = keep_winner(graph_paths, sweep, won, config=BottomUpConfig(), skills=GRAPH)
         assert said == "expert 0 of Collect Wood is that of trial 0"
-    manifest = ExpertStore(graph).manifest()
+    manifest = ExpertStore(graph_paths).manifest()
     assert len(manifest.merged) == 1
     assert manifest.experts[0].skill == WOOD
-    (row,) = read_rows(graph)
+    (row,) = read_rows(graph_paths)
     assert (row.skill, row.status, row.expert) == (WOOD, "completed", 0)
-    assert graph.skill_file(WOOD).exists()
-    assert not state_fault(graph)
-    assert graph.archive(0, WOOD).result_json.exists()
+    assert graph_paths.skill_file(WOOD).exists()
+    assert not state_fault(graph_paths)
+    assert graph_paths.archive(0, WOOD).result_json.exists()
     assert sweep.run(0).result_json.exists()
 
 
 def test_an_expert_whose_number_is_anothers_now_is_not_kept(tmp_path):
-    graph = GraphPaths(tmp_path / "graph")
-    sweep, won = won_sweep(graph)
-    train(graph, "Collect Drink", 0, {}, acted={0: 50})
-    said = keep_winner(graph, sweep, won, config=BottomUpConfig(), skills=GRAPH)
+    graph_paths = GraphPaths(tmp_path / "graph")
+    sweep, won = won_sweep(graph_paths)
+    train(graph_paths, "Collect Drink", 0, {}, acted={0: 50})
+    said = keep_winner(graph_paths, sweep, won, config=BottomUpConfig(), skills=GRAPH)
     assert "0 is not Collect Wood's" in said
-    assert not graph.run(0, WOOD).folder.exists()
-    assert ExpertStore(graph).manifest().experts[0].skill == "Collect Drink"
+    assert not graph_paths.run(0, WOOD).folder.exists()
+    assert ExpertStore(graph_paths).manifest().experts[0].skill == "Collect Drink"
 
 
 def test_the_rule_of_the_graph_decides_whether_the_winner_is_kept(tmp_path, monkeypatch):
-    graph = GraphPaths(tmp_path / "graph")
-    sweep, won = won_sweep(graph)
+    graph_paths = GraphPaths(tmp_path / "graph")
+    sweep, won = won_sweep(graph_paths)
     graph_config = GraphConfig(merge_objective="success=1,deaths=0.5")
     config = BottomUpConfig(graph=graph_config, ppo=PPOConfig(frame_accounting="whole_run"))
     asked = []
@@ -195,8 +197,8 @@ def test_the_rule_of_the_graph_decides_whether_the_winner_is_kept(tmp_path, monk
 
     monkeypatch.setattr(outcome, "merge_run", merge)
     monkeypatch.setattr(outcome, "_COMPARING_SECONDS", 0.0)
-    keep_winner(graph, sweep, won, config=config, skills=GRAPH)
+    keep_winner(graph_paths, sweep, won, config=config, skills=GRAPH)
     assert len(asked) == 2
     assert asked[0]["rule"].keywords == {"objective": "success=1,deaths=0.5"}
     assert asked[0]["accounting"] == "whole_run"
-    assert ExpertStore(graph).manifest().experts[0].skill == WOOD
+    assert ExpertStore(graph_paths).manifest().experts[0].skill == WOOD

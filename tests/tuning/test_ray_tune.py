@@ -32,7 +32,7 @@ def test_two_workers_of_ray_search_and_confirm_and_a_sweep_goes_on_where_it_stoo
     assert any(trial["pending"] for trial in trials.values())  # two at a time
     assert {trial["confirms"] for trial in trials.values()} == {False, True}
     assert printed.startswith("Collect Wood: ended, 3 of 3 trials")  # and no tables of Ray's
-    assert not (place.sweep.root / "ray").exists()
+    assert not (place.sweep_paths.root / "ray").exists()
 
 
 @pytest.mark.timeout(280)
@@ -44,12 +44,12 @@ def test_a_sweep_of_ray_ends_when_asked_or_broken_and_goes_on(tmp_path, number):
     process = place.start(*flags)
     until(lambda: len(place.launches()) == 3, seconds=200)
     told = re.compile("Collect Wood: searching, .* of [23] trials have ended")  # while it runs
-    until(lambda: told.search(notices.read(place.sweep).get(notices.SWEEP, "")))
+    until(lambda: told.search(notices.read(place.sweep_paths).get(notices.SWEEP, "")))
     process.send_signal(number)
     _, said = process.communicate(timeout=limit(120))
     assert process.returncode == (85 if number == signal.SIGINT else -number), said
 
-    run_json = place.sweep.training_runs / "2" / "run.json"
+    run_json = place.sweep_paths.training_runs / "2" / "run.json"
     until(run_json.with_name("result.json").exists, seconds=100)  # its trainer goes on
     whole = run_json.read_text()
     run_json.write_text("{")
@@ -72,7 +72,7 @@ def test_a_stop_lets_rays_trials_end_and_a_failed_trial_has_no_score(tmp_path):
     place.order(update_seconds=0.3, diverge_above=0.0)
     process = place.start(*FLAGS, "--engine=ray", "--method=random", "--confirm=0")
     until(lambda: len(place.launches()) == 2, seconds=200)
-    assert cli.main(["stop", str(place.sweep.root)]) == 0
+    assert cli.main(["stop", str(place.sweep_paths.root)]) == 0
     _, said = process.communicate(timeout=limit(120))
     assert process.returncode == 85, said
     assert {each["score"] for each in place.records("outcome.json").values()} == {None}
@@ -84,4 +84,4 @@ def test_pruning_is_not_for_ray(tmp_path):
     code, _, said = place.run(*FLAGS, "--engine=ray", "--pruner=asha")
     assert code == 2
     assert "--engine ray ends no trial early" in said
-    assert not place.layout.root.exists()
+    assert not place.graph_paths.root.exists()

@@ -47,7 +47,7 @@ def sweep(place, capsys, monkeypatch, unchanged_sigterm):
 
     def run(*flags: str) -> tuple[int, str, str]:
         words, flags = ([flags[0]], flags[1:]) if flags[:1] and flags[0].isalpha() else ([], flags)
-        code = cli.main(["sweep", *words, str(place.layout.root), "--name=s", *flags])
+        code = cli.main(["sweep", *words, str(place.graph_paths.root), "--name=s", *flags])
         return code, *capsys.readouterr()
 
     return run
@@ -67,7 +67,7 @@ def test_a_sweep_trains_its_trials_and_names_the_best(place, sweep):
         assert sorted(trial["ended"] + trial["pending"]) == list(range(number))
 
     first = place.records(), place.records("outcome.json")
-    assert not place.sweep.outcome_json.exists()  # --confirm 0 confirms nothing
+    assert not place.sweep_paths.outcome_json.exists()  # --confirm 0 confirms nothing
     assert "no sweeper lives" not in printed
     code, _, refused = sweep("apply")
     assert (code, "has --confirm 0 and confirms no point" in refused) == (2, True)
@@ -81,34 +81,36 @@ def test_a_sweep_trains_its_trials_and_names_the_best(place, sweep):
         assert "is not what" in said or "give more to prolong it" in said
     assert len(place.launches()) == 3
 
-    (place.sweep.training_runs / "1" / "trial.json").write_text("{")
-    foreign = place.sweep.training_runs / "2" / "trial.json"
+    (place.sweep_paths.training_runs / "1" / "trial.json").write_text("{")
+    foreign = place.sweep_paths.training_runs / "2" / "trial.json"
     foreign.write_text(foreign.read_text().replace('"number": 2', '"number": 3'))
     code, printed, _ = sweep("status")
     assert "left out: trial 1: " in printed
     assert "left out: trial 2: " in printed
     assert sweep()[0] == 0
     assert sorted(place.launches()) == ["0", "1", "2", "3", "4"]  # two others in their place
-    assert json.loads((place.sweep.training_runs / "3" / "trial.json").read_text())["ended"] == [0]
+    assert json.loads((place.sweep_paths.training_runs / "3" / "trial.json").read_text())[
+        "ended"
+    ] == [0]
     code, printed, _ = sweep("--trials=4")  # more than before prolongs it
     assert (code, len(place.launches())) == (0, 6)
     assert ": ended, 4 of 4 trials" in printed
 
 
 def test_a_sweep_goes_on_beside_the_training_of_its_graph(place, sweep):
-    train(place.layout, "Collect Wood", 0, {}, acted={0: 50})
-    lock = DaemonLock(place.layout.daemon_lock)
+    train(place.graph_paths, "Collect Wood", 0, {}, acted={0: 50})
+    lock = DaemonLock(place.graph_paths.daemon_lock)
     lock.acquire()
     flags = ("--skill=Place Table", *VARY[:2], "--trials=1", "--confirm=0", "--method=random")
     code, _, said = sweep(*flags, "--launcher=local", "--total_timesteps=10k")
     lock.release()
     assert code == 0, said
-    run = read_run(RunPaths(place.sweep.training_runs / "0", 1))
+    run = read_run(RunPaths(place.sweep_paths.training_runs / "0", 1))
     (wood,) = run.ancestors
     assert (run.skill, run.expert, wood.skill) == ("Place Table", 1, "Collect Wood")
-    pinned = ExpertStore(place.sweep)
-    assert pinned.verify(pinned.manifest().experts[0]).is_relative_to(place.sweep.root)
-    assert list(ExpertStore(place.layout).manifest().experts) == [0]
+    pinned = ExpertStore(place.sweep_paths)
+    assert pinned.verify(pinned.manifest().experts[0]).is_relative_to(place.sweep_paths.root)
+    assert list(ExpertStore(place.graph_paths).manifest().experts) == [0]
 
 
 def test_what_is_better_on_fresh_seeds_becomes_the_skills_settings(place, sweep):
@@ -117,15 +119,15 @@ def test_what_is_better_on_fresh_seeds_becomes_the_skills_settings(place, sweep)
     code, printed, said = sweep(*flags, "--confirm=2", "--max_concurrent=4", "--keep_winner")
     assert code == 0, said
     assert "these are the settings of Collect Wood now" in printed
-    assert "lr = 0.003" in place.layout.tuned_file("Collect Wood").read_text()
-    assert len(ExpertStore(place.layout).manifest().merged) == 1
+    assert "lr = 0.003" in place.graph_paths.tuned_file("Collect Wood").read_text()
+    assert len(ExpertStore(place.graph_paths).manifest().merged) == 1
     assert "has its defaults again" in sweep("forget")[1]
     assert "these are the settings" in sweep("apply")[1]
     code, printed, said = sweep("--keep_winner")  # merged before
     assert code == 0, said
     assert "is that of trial " in printed
-    assert len(ExpertStore(place.layout).manifest().merged) == 1
-    (gain,) = json.loads(place.sweep.outcome_json.read_text())["gains"]
+    assert len(ExpertStore(place.graph_paths).manifest().merged) == 1
+    (gain,) = json.loads(place.sweep_paths.outcome_json.read_text())["gains"]
     shown = f"trial 1 gains {gain['mean']:+.3f} [{gain['low']:+.3f}, {gain['high']:+.3f}]"
     assert gain["low"] > 0
     first = sweep("status")[1].splitlines()[0]
@@ -153,10 +155,10 @@ def test_an_evaluation_that_breaks_off_confirms_nothing(place, sweep, monkeypatc
         found, _, said = sweep(*flags, "--confirm=2", "--max_concurrent=4")
         assert found == 1
         assert why in said.splitlines()[-1]
-    assert not place.sweep.outcome_json.exists()
+    assert not place.sweep_paths.outcome_json.exists()
     first, second, *_ = sweep("status")[1].splitlines()
     assert "confirming, 2 of 2 trials have ended" in first
-    goes_on = f"flowrl sweep {place.layout.root} --name s goes on"
+    goes_on = f"flowrl sweep {place.graph_paths.root} --name s goes on"
     assert second == f"  no sweeper lives; {goes_on}"
     assert sweep()[0] == 0  # the same again goes on from there
     assert len(place.launches()) == 6
@@ -179,7 +181,9 @@ def test_a_trial_that_is_tried_again_begins_anew_in_its_folder(place, sweep):
     code, _, said = sweep(*QUICK, "--trials=1", "--retry_backoff=0.1")
     assert code == 0, said
     assert place.launches() == ["0", "0"]
-    assert json.loads((place.sweep.training_runs / "0" / "run.json").read_text())["attempt"] == 2
+    assert (
+        json.loads((place.sweep_paths.training_runs / "0" / "run.json").read_text())["attempt"] == 2
+    )
     outcome = place.records("outcome.json")[0]
     assert outcome["score"] > 0
     assert (outcome["frames"], outcome["seconds"]) == (15_000, pytest.approx(1.5))
@@ -188,11 +192,11 @@ def test_a_trial_that_is_tried_again_begins_anew_in_its_folder(place, sweep):
 def test_a_trial_that_is_pruned_counts_with_what_it_has(place, sweep, capsys):
     place.order(update_seconds=1.0)
     process = place.start(*QUICK, "--trials=1")
-    until((place.sweep.training_runs / "0" / "progress.json").exists)
+    until((place.sweep_paths.training_runs / "0" / "progress.json").exists)
     code, _, said = sweep(*QUICK, "--trials=1")  # a second sweep of the name is refused
     assert code == 75
     assert str(process.pid) in said
-    place_of = str(place.sweep.root)
+    place_of = str(place.sweep_paths.root)
     assert cli.main(["status", place_of, "--json"]) == 0
     (shown,) = json.loads(capsys.readouterr().out)["skills"]
     assert (shown["skill"], shown["phase"]) == ("Collect Wood t0", "training")
@@ -265,7 +269,7 @@ def test_bad_input_is_one_line_and_writes_nothing(place, sweep, words, why):
     code, _, said = sweep(*skill, *words)
     assert code == 2, said
     assert why in said.splitlines()[-1]
-    assert not place.layout.root.exists()
+    assert not place.graph_paths.root.exists()
 
 
 def test_flags_of_training_are_refused_wherever_they_are_given(place, sweep, monkeypatch, tmp_path):
@@ -277,7 +281,7 @@ def test_flags_of_training_are_refused_wherever_they_are_given(place, sweep, mon
     code, _, said = sweep(*QUICK)
     assert code == 2
     assert "the environment's FLOWRL_STRICT is no flag" in said
-    assert not place.layout.root.exists()
+    assert not place.graph_paths.root.exists()
 
 
 def test_a_trial_that_a_user_lets_try_again_counts_anew(place, sweep, capsys):
@@ -286,12 +290,14 @@ def test_a_trial_that_a_user_lets_try_again_counts_anew(place, sweep, capsys):
     assert sweep(*flags)[0] == 1
     assert place.records("outcome.json")[0]["score"] is None
     assert ": ended, 1 of 1 trials" in sweep("status")[1]
-    (place.sweep.training_runs / "0" / "outcome.json").unlink()  # as the trial's next start does
+    (
+        place.sweep_paths.training_runs / "0" / "outcome.json"
+    ).unlink()  # as the trial's next start does
     first, second, *_ = sweep("status")[1].splitlines()
     assert ": searching, 0 of 1 trials" in first
     assert "no sweeper lives" in second
     capsys.readouterr()
-    assert cli.main(["retry", str(place.sweep.root), "Collect Wood t0"]) == 0
+    assert cli.main(["retry", str(place.sweep_paths.root), "Collect Wood t0"]) == 0
     code, _, said = sweep(*flags)
     assert code == 0, said
     outcome = place.records("outcome.json")[0]
@@ -311,12 +317,12 @@ def test_a_seed_that_was_tried_again_is_not_played_nor_compared(place, sweep, mo
     assert code == 0, said
     assert played == []
     assert "no point is confirmed" in printed
-    assert json.loads(place.sweep.outcome_json.read_text())["gains"] == []
+    assert json.loads(place.sweep_paths.outcome_json.read_text())["gains"] == []
 
 
 def test_a_sweep_that_is_not_begun_has_a_status(place, capsys):
-    create_sweep(place.sweep, a_record(), place.layout, GRAPH)
-    assert cli.main(["status", str(place.sweep.root), "--json"]) == 0
+    create_sweep(place.sweep_paths, a_record(), place.graph_paths, GRAPH)
+    assert cli.main(["status", str(place.sweep_paths.root), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["skills"] == []
 
 
@@ -336,32 +342,37 @@ def test_the_same_command_goes_on_with_the_sweep(place, sweep, tmp_path):
 
 
 def test_a_start_that_finds_a_sweep_begun_meanwhile_does_not_begin_it_again(tmp_path):
-    graph = GraphPaths(tmp_path)
-    create_sweep(SweepPaths(graph.sweeps / "s"), a_record(), graph, GRAPH)
+    graph_paths = GraphPaths(tmp_path)
+    create_sweep(SweepPaths(graph_paths.sweeps / "s"), a_record(), graph_paths, GRAPH)
     with pytest.raises(BusyError, match="begun meanwhile"):
-        create_sweep(SweepPaths(graph.sweeps / "s"), a_record(sweep="other"), graph, GRAPH)
+        create_sweep(
+            SweepPaths(graph_paths.sweeps / "s"), a_record(sweep="other"), graph_paths, GRAPH
+        )
 
 
 def test_flags_of_the_graph_that_choose_its_skills_are_no_sweeps(tmp_path):
-    graph = GraphPaths(tmp_path)
+    graph_paths = GraphPaths(tmp_path)
     trained = with_flags(BottomUpConfig(), max_nodes=1, merge_policy="eval_gate", lr=0.5)
-    records.write(graph.config_json, to_json(trained))
-    found = training_config(SweepConfig(), graph)
+    records.write(graph_paths.config_json, to_json(trained))
+    found = training_config(SweepConfig(), graph_paths)
     assert (found.graph.max_nodes, found.graph.merge_policy) == (None, "eval_gate")
     assert found.ppo.lr == 0.5
 
 
 def test_a_trained_skill_is_tuned_as_its_own_run_was_trained(tmp_path):
-    graph = GraphPaths(tmp_path)
+    graph_paths = GraphPaths(tmp_path)
     ppo = dataclasses.replace(making.CONFIG, lr=0.5, num_steps=16, gamma=0.5, total_timesteps=10**9)
     origins = {"lr": "command line", "num_steps": "skill file", "gamma": "sweep"}
-    ready = making.prepare(graph, "Collect Wood", 0, {}, config=ppo, origins=origins)
-    making.finish(ready.layout, {0: 50})
-    making.merge(graph, ready)
-    records.write(graph.config_json, to_json(with_flags(BottomUpConfig(), lr=0.25)))
-    found, default = training_config(SweepConfig(skill="Collect Wood"), graph).ppo, PPOConfig()
+    ready = making.prepare(graph_paths, "Collect Wood", 0, {}, config=ppo, origins=origins)
+    making.finish(ready.run_paths, {0: 50})
+    making.merge(graph_paths, ready)
+    records.write(graph_paths.config_json, to_json(with_flags(BottomUpConfig(), lr=0.25)))
+    found, default = (
+        training_config(SweepConfig(skill="Collect Wood"), graph_paths).ppo,
+        PPOConfig(),
+    )
     assert found == dataclasses.replace(default, lr=0.5), "what files and sweeps set may change"
-    assert training_config(SweepConfig(skill="Place Table"), graph).ppo.lr == 0.25
+    assert training_config(SweepConfig(skill="Place Table"), graph_paths).ppo.lr == 0.25
 
 
 def test_the_status_of_a_sweep_has_whole_trials_first_and_marks_those_that_were_cut(tmp_path):
@@ -382,20 +393,20 @@ def test_the_status_of_a_graph_shows_each_of_its_sweeps(place, sweep, capsys):
     place.order(success=0.95)
     flags = ("--vary", "lr=choice:1e-3,3e-3", *VARY[2:], "--method=grid", "--launcher=local")
     assert sweep(*flags, "--confirm=2", "--max_concurrent=4")[0] == 0
-    other = SweepPaths(place.layout.sweeps / "other")
-    create_sweep(other, a_record(), place.layout, GRAPH)
-    assert not place.layout.scheduler_state.exists()
-    assert cli.main(["status", str(place.layout.root), "--json"]) == 0
+    other = SweepPaths(place.graph_paths.sweeps / "other")
+    create_sweep(other, a_record(), place.graph_paths, GRAPH)
+    assert not place.graph_paths.scheduler_state.exists()
+    assert cli.main(["status", str(place.graph_paths.root), "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)["notices"]
     assert shown["sweep other"] == "sweep other: no trial has ended yet"
     said = shown["sweep s"]
     assert said.startswith("sweep s: Collect Wood: ended, 2 of 2 trials have ended, 4 of 4 confirm")
-    found = json.loads(place.sweep.outcome_json.read_text())["gains"][0]
+    found = json.loads(place.sweep_paths.outcome_json.read_text())["gains"][0]
     best = place.records("outcome.json")[1]["score"]
     assert f"best {best:.3f} by trial 1 (lr 0.003), trial 1 gains {found['mean']:+.3f} [" in said
     lock = DaemonLock(other.daemon_lock)
     lock.acquire()
-    cli.main(["status", str(place.layout.root)])
+    cli.main(["status", str(place.graph_paths.root)])
     lock.release()
     assert "sweep other is under way: no trial" in capsys.readouterr().out
 

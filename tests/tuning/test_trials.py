@@ -237,10 +237,10 @@ def test_a_default_that_fails_is_tried_again_before_the_search_and_when_it_confi
 )
 def test_a_sweep_is_prolonged_by_larger_limits(tmp_path, asked, most):
     sweep = a_sweep(tmp_path, trials=6, budget="30k")
-    sweep.paths.outcome_json.write_text("{}")
+    sweep.sweep_paths.outcome_json.write_text("{}")
     later = trials.prolong(sweep, SearchConfig(**asked), asked)
     assert (later.most_trials, later.search.budget) == (most, asked.get("budget", "30k"))
-    assert sweep.paths.outcome_json.exists() == (asked == {"trials": 6})
+    assert sweep.sweep_paths.outcome_json.exists() == (asked == {"trials": 6})
     assert later.search.confirm == sweep.search.confirm
 
 

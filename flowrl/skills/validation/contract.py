@@ -188,11 +188,11 @@ def _traced(function: Callable[..., Any], *given: Any) -> Any:
     return shapes
 
 
-def _require_same(found: Any, wanted: Any, where: str) -> None:
+def _require_same(tree: Any, wanted: Any, where: str) -> None:
     """Refuse a tree of shapes that is not the wanted one."""
-    if jax.tree.structure(found) != jax.tree.structure(wanted):
+    if jax.tree.structure(tree) != jax.tree.structure(wanted):
         raise _BrokenError(f"has another structure than {where} says; return the same")
-    leaves = jax.tree_util.tree_leaves_with_path(found)
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
     for (path, leaf), other in zip(leaves, jax.tree.leaves(wanted), strict=True):
         if (leaf.shape, leaf.dtype) != (other.shape, other.dtype):
             what = f"{jax.tree_util.keystr(path) or 'it'} is {leaf.dtype}{list(leaf.shape)}"

@@ -87,16 +87,16 @@ def try_codes(
 
     Raises LaunchError if the worker does not start, ConfigError if the game's code raises an error.
     """
-    found: dict[int, CodeApproval | str] = {}
-    while len(found) < len(codes):
-        rest = [number for number in range(len(codes)) if number not in found]
+    verdicts: dict[int, CodeApproval | str] = {}
+    while len(verdicts) < len(codes):
+        rest = [number for number in range(len(codes)) if number not in verdicts]
         outcomes = run_worker([codes[number] for number in rest], limits or Limits(), confine)
-        found |= {rest[number]: outcome for number, outcome in outcomes.items()}
-    return [found[number] for number in range(len(codes))]
+        verdicts |= {rest[number]: outcome for number, outcome in outcomes.items()}
+    return [verdicts[number] for number in range(len(codes))]
 
 
 def approve_skills(
-    layout: GraphPaths,
+    graph_paths: GraphPaths,
     skills: Collection[Skill],
     env_name: str,
     *,
@@ -114,7 +114,7 @@ def approve_skills(
                 f"{code.origin.place}: {skill.name} is trusted code, which the syntax check "
                 "refuses; start with --trust_skills, or rewrite it"
             )
-    outcomes = approvals_of(codes, ApprovalStore(layout.approvals), confine=confine)
+    outcomes = approvals_of(codes, ApprovalStore(graph_paths.approvals), confine=confine)
     refused = [outcome for outcome in outcomes if isinstance(outcome, str)]
     if refused:
         more = f" (and {len(refused) - 1} more: see flowrl check)" if len(refused) > 1 else ""
@@ -133,17 +133,17 @@ def approvals_of(
     return [next(fresh) if approval is None else approval for approval in kept]
 
 
-def keep_approvals(layout: GraphPaths, approvals: Mapping[str, CodeApproval]) -> None:
+def keep_approvals(graph_paths: GraphPaths, approvals: Mapping[str, CodeApproval]) -> None:
     """Keep approvals with the graph, and publish a notice of skills that are only trusted."""
-    store = ApprovalStore(layout.approvals)
+    store = ApprovalStore(graph_paths.approvals)
     for approval in approvals.values():
         store.keep(approval)
     trusted = sorted(name for name, approval in approvals.items() if approval.trusted)
     if not trusted:
-        notices.withdraw(layout, _NOTICE)
+        notices.withdraw(graph_paths, _NOTICE)
         return
     text = f"--trust_skills: the syntax check is lifted for {', '.join(trusted)}"
-    notices.publish(layout, _NOTICE, text)
+    notices.publish(graph_paths, _NOTICE, text)
     logger.warning(text)
 
 
@@ -156,16 +156,16 @@ def run_worker(
     ended = _run_module("worker", order, confine=confine, seconds=seconds)
     if ended is None:
         raise LaunchError("the dry run of skill code does not end; try again")
-    found, broken = _outcomes(codes, ended, limits)
-    if not found and broken:
+    outcomes, broken = _outcomes(codes, ended, limits)
+    if not outcomes and broken:
         raise ConfigError(
             f"the game {codes[0].env_name} fails in the dry run of skill code: {broken}; correct "
             "its package"
         )
-    if not found:
+    if not outcomes:
         last = ended.stderr.decode(errors="replace").strip()[-300:] or "no message"
         raise LaunchError(f"the dry run of skill code does not start: {last}; try again")
-    return found
+    return outcomes
 
 
 def check_game(name: str, *, confine: Confine = unconfined) -> list[str]:
@@ -207,7 +207,7 @@ def _outcomes(
     codes: Sequence[SkillCode], ended: subprocess.CompletedProcess[bytes], limits: Limits
 ) -> tuple[dict[int, CodeApproval | str], str]:
     """Return the outcomes that a worker reported, and the error that ended it, if any."""
-    found: dict[int, CodeApproval | str] = {}
+    outcomes: dict[int, CodeApproval | str] = {}
     running: Mapping[str, Any] | None = None  # the report that a function begins
     broken = ""
     for report in map(json.loads, ended.stdout.splitlines()):
@@ -216,14 +216,14 @@ def _outcomes(
             continue
         code, running = codes[report["code"]], report if report["event"] == "begins" else None
         if report["event"] == "passed":
-            found[report["code"]] = CodeApproval(digest=code.digest, trusted=code.trusted)
+            outcomes[report["code"]] = CodeApproval(digest=code.digest, trusted=code.trusted)
         elif report["event"] == "refused":
-            found[report["code"]] = _refusal(code, report["line"], report["why"])
+            outcomes[report["code"]] = _refusal(code, report["line"], report["why"])
     if running is not None:
         raised = broken and f"raises {broken}; correct the function"
         why = f"{running['name']} {raised or _why_ended(ended.returncode, limits)}"
-        found[running["code"]] = _refusal(codes[running["code"]], running["line"], why)
-    return found, broken
+        outcomes[running["code"]] = _refusal(codes[running["code"]], running["line"], why)
+    return outcomes, broken
 
 
 def _refusal(code: SkillCode, line: int, why: str) -> str:

@@ -76,8 +76,8 @@ def check_skill_source(
     if not fitting_games(functions, games, trusted=trusted):
         # Of the game that has most of what the file names.
         problems = (first_problem(functions, game, trusted=trusted) for game in games)
-        found = max(filter(None, problems), key=lambda problem: position(problem[0]))
-        raise _refusal(place, *found)
+        last_problem = max(filter(None, problems), key=lambda problem: position(problem[0]))
+        raise _refusal(place, *last_problem)
     rest = [node for name, node in known.items() if name in (_DOCSTRING, *CONSTANTS)]
     admitted = ast.Module(body=[*rest, *functions], type_ignores=[])
     if functions != [known[name] for name in FUNCTION_NAMES]:  # so long it is when it is recorded
