@@ -92,9 +92,9 @@ def process_completed_training(
       frame_accounting: the frames that the frame rule credits an expert with.
       merge_policy: the rule to merge by (default: the frame rule).
 
-    Raises:   ResultRefusedError: the result is of another run, incomplete or damaged; nothing has
-    changed.   FileRefusedError: there is no such run, or the manifest is damaged.   BusyError:
-    another process merges, or a program answers the rule's questions; try again.
+    ResultRefusedError: the result is of another run, incomplete or damaged; nothing has changed.
+    FileRefusedError: there is no such run, or the manifest is damaged. BusyError: another process
+    merges, or a program answers the rule's questions; try again.
     """
     graph_paths = GraphPaths(Path(base_dir))
     run_paths = RunPaths(Path(run_folder), global_expert_idx)
