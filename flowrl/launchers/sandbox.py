@@ -89,7 +89,7 @@ class Confinement:
     program: str | None = None
     hidden: Path | None = None  # the graph's folder, of which only the run's own is visible
     disable_userns: bool = False  # bubblewrap 0.8 can keep a trainer from further user namespaces
-    said: str = "trainers are not confined (--sandbox none)"
+    described: str = "trainers are not confined (--sandbox none)"
 
     def around(
         self,
@@ -221,7 +221,7 @@ def confinement(
     program = shutil.which("bwrap")
     said = _CONFINED + (_OFFLINE if network_wanted else "")
     hidden = Path(os.path.realpath(graph)) if graph else None
-    candidate = Confinement(program=program, hidden=hidden, disable_userns=True, said=said)
+    candidate = Confinement(program=program, hidden=hidden, disable_userns=True, described=said)
     problem = _MISSING if program is None else problem_of(candidate)
     if problem and program is not None:  # an older bubblewrap
         candidate = replace(candidate, disable_userns=False)
@@ -230,7 +230,9 @@ def confinement(
         return candidate
     if wanted == "bwrap":
         raise ConfigError(f"--sandbox bwrap: {problem}; {_REMEDY}")
-    return Confinement(said=f"trainers are not confined: {problem}; skill code has all your rights")
+    return Confinement(
+        described=f"trainers are not confined: {problem}; skill code has all your rights"
+    )
 
 
 def problem_of(probed: Confinement) -> str | None:

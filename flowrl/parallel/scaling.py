@@ -58,7 +58,7 @@ class Scaling:
         self._launched_with = {handle: 0 for _, handle in scheduler.state.launched()}
         self._set(self._least)
 
-    def look(self) -> None:
+    def tick(self) -> None:
         """Take a sample if the same runs have trained for a while, and set the slots."""
         now = self._training()
         if now and now.keys() == self._seen.keys():

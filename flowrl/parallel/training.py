@@ -120,7 +120,7 @@ def train_graph(config: BottomUpConfig, *, screen: Screen) -> int:
             on_retrain=partial(_take_changed, config, backend, feeder),
         )
         if config.schedule.auto_scaling:
-            scheduler.set_callbacks(on_tick=Scaling(scheduler, backend.share_cpus).look)
+            scheduler.set_callbacks(on_tick=Scaling(scheduler, backend.share_cpus).tick)
         scheduler.when_there_is_room(partial(_publish_requested, graph_paths, flow, config))
         scheduler.when_there_is_room(feeder.begin)
         scheduler.run()
@@ -178,7 +178,7 @@ def _set_up(
     notices.withdraw(graph_paths, NOTICE)  # an earlier start's
     if config.command:
         notices.publish(graph_paths, "command", config.command)
-    notices.publish(graph_paths, sandbox.NOTICE, opened.confinement.said)
+    notices.publish(graph_paths, sandbox.NOTICE, opened.confinement.described)
 
 
 def _cancelled_skills(scheduler: SkillScheduler) -> set[str]:

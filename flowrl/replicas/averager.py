@@ -51,7 +51,7 @@ def run(config: TrainConfig, stop: Callable[[], int | None]) -> int:
     averager = Averager(config.ppo, run_paths, partial(_start, config))
     try:
         while (code := stop()) is None:
-            if (code := averager.look()) is not None:
+            if (code := averager.tick()) is not None:
                 break
             averager.report()
             time.sleep(_LOOK_SECONDS)
@@ -86,7 +86,7 @@ class Averager:
         self._reported_at, self._reported = 0.0, None
         self._begin(self._rounds.newest())
 
-    def look(self) -> int | None:
+    def tick(self) -> int | None:
         """Start dead replicas again, and make the next round if it is due.
 
         Returns the run's exit code when it is over, else None; raises as `run`.

@@ -112,9 +112,9 @@ def _run_trials(
     sweeper = Sweeper(sweep, graph, scheduler, deadline=deadline, report=report)
     scheduler.set_callbacks(
         backend=TrialBackend(sweep, devices=scheduler.devices, **trials),
-        on_skill_complete=sweeper.look,
-        on_skill_failed=sweeper.look,
-        on_tick=sweeper.look,
+        on_skill_complete=sweeper.tick,
+        on_skill_failed=sweeper.tick,
+        on_tick=sweeper.tick,
     )
     scheduler.when_there_is_room(sweeper.begin)
     scheduler.run()

@@ -36,7 +36,7 @@ from flowrl.storage import records
 from flowrl.storage.records import Natural
 from flowrl.tuning.space import admissible
 from flowrl.tuning.sweep import expert_number
-from flowrl.tuning.trials import Sweep, Trial, Tried, confirming, open_sweep
+from flowrl.tuning.trials import BegunTrial, Sweep, Trial, confirming, open_sweep
 
 _COMPARING_SECONDS = 0.5
 _EPISODES, _FRESH_SEED = 256, 3_000_017  # of the worlds in which points are confirmed
@@ -55,7 +55,7 @@ class Gain:
     high: float
 
     @property
-    def said(self) -> str:
+    def described(self) -> str:
         """The gain with its interval, for people."""
         return f"trial {self.trial} gains {self.mean:+.3f} [{self.low:+.3f}, {self.high:+.3f}]"
 
@@ -79,9 +79,9 @@ class SweepOutcome:
         return next((gain for gain in self.gains if gain.trial == self.winner), None)
 
     @property
-    def said(self) -> str:
+    def described(self) -> str:
         """The confirmed result, for people."""
-        return self.best.said if self.best else "nothing confirmed"
+        return self.best.described if self.best else "nothing confirmed"
 
 
 def read_outcome(sweep: Sweep) -> SweepOutcome | None:
@@ -90,7 +90,7 @@ def read_outcome(sweep: Sweep) -> SweepOutcome | None:
     return records.read(path, SweepOutcome) if path.exists() else None
 
 
-def decide(sweep: Sweep, tried: Sequence[Tried], success: Mapping[int, float]) -> SweepOutcome:
+def decide(sweep: Sweep, tried: Sequence[BegunTrial], success: Mapping[int, float]) -> SweepOutcome:
     """Compare the points that were trained again with the default, by success in fresh worlds.
 
     `success` is by number of trial. A seed with which either of the two failed is left out, since
@@ -124,7 +124,7 @@ def decide(sweep: Sweep, tried: Sequence[Tried], success: Mapping[int, float]) -
 
 
 def success_in_fresh_worlds(
-    sweep: Sweep, tried: Sequence[Tried], *, how: Sandbox
+    sweep: Sweep, tried: Sequence[BegunTrial], *, how: Sandbox
 ) -> dict[int, float]:
     """Let the experts of trials that confirm play, all in the same worlds.
 
@@ -195,7 +195,7 @@ def apply_winner(graph_paths: GraphPaths, sweep: Sweep, outcome: SweepOutcome) -
     gain, skill, name = outcome.best, sweep.record.skill, sweep.sweep_paths.root.name
     if gain is None:
         return f"no point is confirmed better than the default; the defaults of {skill} stay"
-    said = f"{gain.said} over the default's {outcome.default:.3f}, with {outcome.seeds} fresh seeds"
+    said = f"{gain.described} over the default's {outcome.default:.3f}, with {outcome.seeds} fresh seeds"
     default, tuned = flags(sweep.base), flags(admissible(gain.point, sweep.base))  # as trained
     point = {key: value for key, value in tuned.items() if value != default[key]}
     point.update(gain.point)

@@ -9,8 +9,8 @@ from flowrl import notices
 from flowrl.parallel.health import daemon_of
 from flowrl.tuning.outcome import read_outcome
 from flowrl.tuning.trials import (
+    BegunTrial,
     Sweep,
-    Tried,
     confirming,
     has_ended,
     rank,
@@ -34,7 +34,7 @@ def show(sweep: Sweep) -> str:
         if each.outcome:
             cut = f", cut at {each.outcome.cut_at:,}" if each.outcome.cut_at else ""
             said = each.outcome.why or f"{each.score:.3f} in {each.outcome.frames:,} frames{cut}"
-        lines.append(f"  t{each.trial.number} {kind} ({each.trial.said}): {said}")
+        lines.append(f"  t{each.trial.number} {kind} ({each.trial.described}): {said}")
     return "\n".join([*lines, *(f"  left out: {why}" for why in left_out)])
 
 
@@ -43,7 +43,7 @@ def publish(sweep: Sweep) -> None:
     notices.publish(sweep.sweep_paths, notices.SWEEP, progress_line(sweep, read_trials(sweep)[0]))
 
 
-def progress_line(sweep: Sweep, tried: Sequence[Tried]) -> str:
+def progress_line(sweep: Sweep, tried: Sequence[BegunTrial]) -> str:
     """Return how far a sweep is, in a line."""
     begun, again, outcome = searched(tried), confirming(tried), read_outcome(sweep)
     best = min((each for each in begun if each.score is not None), key=rank, default=None)
@@ -54,11 +54,13 @@ def progress_line(sweep: Sweep, tried: Sequence[Tried]) -> str:
         f"{stage}, {_ended(begun)}{'' if unbounded else f' of {most}'} trials have ended",
         f"{_ended(again)} of {len(again)} confirming ones" if again else "",
         f"{sweep.budget_left(begun):.0%} of the budget is left" if stage == "searching" else "",
-        f"best {best.score:.3f} by trial {best.trial.number} ({best.trial.said})" if best else "",
-        outcome.said if outcome and sweep.search.confirm else "",
+        f"best {best.score:.3f} by trial {best.trial.number} ({best.trial.described})"
+        if best
+        else "",
+        outcome.described if outcome and sweep.search.confirm else "",
     ]
     return f"{sweep.record.skill}: {', '.join(filter(None, parts))}"
 
 
-def _ended(tried: Sequence[Tried]) -> int:
+def _ended(tried: Sequence[BegunTrial]) -> int:
     return sum(each.outcome is not None for each in tried)

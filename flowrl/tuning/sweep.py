@@ -49,11 +49,11 @@ from flowrl.tuning.trials import (
     JUDGED,
     OUTCOME,
     TRIAL,
+    BegunTrial,
     CutRecord,
     Sweep,
     SweepRecord,
     Trial,
-    Tried,
     judged_at,
     next_trial,
     numbers,
@@ -220,9 +220,9 @@ class Sweeper:
         for each in tried:
             if each.outcome is None and each.trial.number not in known:
                 self._add(each.trial.number)
-        self.look()
+        self.tick()
 
-    def look(self, _skill: str = "") -> None:
+    def tick(self, _skill: str = "") -> None:
         """Record the trials that have ended, begin others, and end those that are far behind.
 
         What the disk does not take now is done at a later tick.
@@ -256,7 +256,7 @@ class Sweeper:
                 records.write(self.sweep.run(number).folder / JUDGED, judged)
                 self._scheduler.prune(self.sweep.skill_of(number))
 
-    def _curve(self, each: Tried) -> ScoreCurve:
+    def _curve(self, each: BegunTrial) -> ScoreCurve:
         """The score by frames; that of a trial that ended by itself counts on to the horizon."""
         number, ended = each.trial.number, each.outcome
         if ended is None:

@@ -78,7 +78,7 @@ class Trial:
     pending: tuple[Natural, ...] = ()
 
     @property
-    def said(self) -> str:
+    def described(self) -> str:
         """The point, for people."""
         values = ", ".join(f"{name} {value}" for name, value in self.point.items())
         return values or "default"
@@ -107,7 +107,7 @@ class CutRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class BegunTrial:
     """A trial, and its outcome once it has ended."""
 
     trial: Trial
@@ -198,7 +198,7 @@ class Sweep:
         unit = read_budget(self.search.budget)[1]
         return outcome.seconds if unit == "seconds" else float(outcome.frames)
 
-    def observation(self, each: Tried) -> Observation:
+    def observation(self, each: BegunTrial) -> Observation:
         """A trial that has ended, as the search sees it."""
         assert each.outcome
         return Observation(
@@ -209,7 +209,7 @@ class Sweep:
             cut_at=each.cut_at,
         )
 
-    def budget_left(self, begun: Sequence[Tried]) -> float:
+    def budget_left(self, begun: Sequence[BegunTrial]) -> float:
         """The share of the budget that these trials of the search leave."""
         left, (budget, _) = 1.0 - len(begun) / self.most_trials, read_budget(self.search.budget)
         if budget is not None:
@@ -247,12 +247,12 @@ def open_sweep(sweep_paths: SweepPaths) -> Sweep:
     return Sweep(sweep_paths, records.read(sweep_paths.sweep_json, SweepRecord))
 
 
-def read_trials(sweep: Sweep) -> tuple[list[Tried], list[str]]:
+def read_trials(sweep: Sweep) -> tuple[list[BegunTrial], list[str]]:
     """Return the trials by number, and why others are left out: torn, foreign or edited ones.
 
     Raises FileRefusedError if one cannot be read now, but may be later.
     """
-    tried: list[Tried] = []
+    tried: list[BegunTrial] = []
     left_out: list[str] = []
     for number in numbers(sweep.sweep_paths):
         try:
@@ -271,7 +271,7 @@ def numbers(sweep_paths: SweepPaths) -> list[int]:
     return sorted(int(name) for name in names if name.isascii() and name.isdecimal())
 
 
-def _read(sweep: Sweep, number: int) -> Tried:
+def _read(sweep: Sweep, number: int) -> BegunTrial:
     folder = sweep.run(number).folder
     trial = records.read(folder / TRIAL, Trial, remedy=_REMEDY)
     if (trial.sweep, trial.number) != (sweep.record.sweep, number):
@@ -279,7 +279,7 @@ def _read(sweep: Sweep, number: int) -> Tried:
     if trial.point or not trial.confirms:
         sweep.space.to_unit(trial.point)
     ended = (folder / OUTCOME).exists()
-    return Tried(trial, records.read(folder / OUTCOME, TrialOutcome) if ended else None)
+    return BegunTrial(trial, records.read(folder / OUTCOME, TrialOutcome) if ended else None)
 
 
 def write_outcome(sweep: Sweep, number: int, *, why: str = "") -> TrialOutcome:
@@ -325,17 +325,17 @@ def judged_at(sweep: Sweep, number: int) -> int:
     return records.read(path, CutRecord).frames if path.exists() else 0
 
 
-def searched(tried: Sequence[Tried]) -> list[Tried]:
+def searched(tried: Sequence[BegunTrial]) -> list[BegunTrial]:
     """The trials of the search."""
     return [each for each in tried if not each.trial.confirms]
 
 
-def confirming(tried: Sequence[Tried]) -> list[Tried]:
+def confirming(tried: Sequence[BegunTrial]) -> list[BegunTrial]:
     """The trials that confirm."""
     return [each for each in tried if each.trial.confirms]
 
 
-def next_trial(sweep: Sweep, tried: Sequence[Tried], number: int) -> Trial | None:
+def next_trial(sweep: Sweep, tried: Sequence[BegunTrial], number: int) -> Trial | None:
     """Return the trial that comes next, as `number`; None if none does before others end.
 
     The search ends when trials, budget or points are spent, or too many have failed. Then the best
@@ -355,19 +355,19 @@ def next_trial(sweep: Sweep, tried: Sequence[Tried], number: int) -> Trial | Non
     return None
 
 
-def _is_due(same: Sequence[Tried]) -> bool:
+def _is_due(same: Sequence[BegunTrial]) -> bool:
     """Return whether a trial that must not be missing is to begin; a failed one begins twice."""
     return len(same) < _AGAIN and all(each.outcome and each.score is None for each in same)
 
 
-def has_ended(sweep: Sweep, tried: Sequence[Tried]) -> bool:
+def has_ended(sweep: Sweep, tried: Sequence[BegunTrial]) -> bool:
     """True if no trial is left to run, and the best points are confirmed or not, if ever."""
     ran = all(each.outcome for each in tried) and not _is_searching(sweep, searched(tried))
     decided = not sweep.search.confirm or sweep.sweep_paths.outcome_json.exists()
     return ran and decided and next_trial(sweep, tried, number=0) is None
 
 
-def _is_searching(sweep: Sweep, begun: Sequence[Tried]) -> bool:
+def _is_searching(sweep: Sweep, begun: Sequence[BegunTrial]) -> bool:
     """Return whether trials of the search are left to begin; asks no model for a point."""
     failed = sum(each.outcome is not None and each.score is None for each in begun)
     if sweep.budget_left(begun) <= 0 or failed >= sweep.search.max_failures:
@@ -376,7 +376,7 @@ def _is_searching(sweep: Sweep, begun: Sequence[Tried]) -> bool:
     return sweep.search.method != "grid" or any(p not in points for p in grid_points(sweep.space))
 
 
-def propose(sweep: Sweep, begun: Sequence[Tried], number: int) -> Trial:
+def propose(sweep: Sweep, begun: Sequence[BegunTrial], number: int) -> Trial:
     """Return the trial that follows from those before it, and from its number.
 
     Raises ConfigError if there is no further point that a run admits.
@@ -406,7 +406,7 @@ def propose(sweep: Sweep, begun: Sequence[Tried], number: int) -> Trial:
     )
 
 
-def _confirmations(sweep: Sweep, begun: Sequence[Tried]) -> Iterator[Trial]:
+def _confirmations(sweep: Sweep, begun: Sequence[BegunTrial]) -> Iterator[Trial]:
     """The trials that confirm the best points: each of them and the default, with equal seeds."""
     best = _finalists(sweep, begun)
     for k in range(sweep.search.confirm if best else 0):
@@ -422,11 +422,11 @@ def _confirmations(sweep: Sweep, begun: Sequence[Tried]) -> Iterator[Trial]:
             )
 
 
-def _finalists(sweep: Sweep, begun: Sequence[Tried]) -> list[Tried]:
+def _finalists(sweep: Sweep, begun: Sequence[BegunTrial]) -> list[BegunTrial]:
     """The trials with the best scores, none with the default's or another's point."""
     whole = [each for each in begun if each.score is not None and not each.cut_at]
     ranked = sorted(whole, key=rank)
-    different: dict[PPOConfig, Tried | None] = {sweep.base: None}
+    different: dict[PPOConfig, BegunTrial | None] = {sweep.base: None}
     for each in ranked:
         different.setdefault(admissible(each.trial.point, sweep.base), each)
     return [each for each in different.values() if each][:_FINALISTS]
@@ -441,6 +441,6 @@ def _seed_of(seed: int, purpose: str) -> int:
     return int(hashlib.sha256(f"{seed} {purpose}".encode()).hexdigest()[:7], 16)
 
 
-def rank(each: Tried) -> tuple[bool, float, int]:
+def rank(each: BegunTrial) -> tuple[bool, float, int]:
     """The place of a trial among those with a score: whole ones first, of them the best."""
     return each.cut_at > 0, -(each.score or 0.0), each.trial.number

@@ -35,7 +35,7 @@ from tests.launchers.test_runner import small_cgroup
 from tests.waiting import limit
 
 HERE = sandbox.confinement("auto", Path("/nowhere"))
-needs_bubblewrap = pytest.mark.skipif(HERE.program is None, reason=HERE.said)
+needs_bubblewrap = pytest.mark.skipif(HERE.program is None, reason=HERE.described)
 # What an unconfined trainer of another user than root may not do either, by the kernel's rules.
 UNPRIVILEGED = {"open_a_setting_of_the_kernel", "make_a_user_namespace", "change_python"}
 NOBODY = 65534
@@ -370,15 +370,15 @@ def test_a_bubblewrap_that_does_not_work_is_not_used(tmp_path, monkeypatch, scri
     monkeypatch.setattr(sandbox, "PROBE_SECONDS", seconds)
     found = sandbox.confinement("auto", tmp_path)
     assert found.program is None
-    assert "not confined: bubblewrap does not work here" in found.said
-    assert said in found.said
+    assert "not confined: bubblewrap does not work here" in found.described
+    assert said in found.described
     with pytest.raises(ConfigError, match=f"--sandbox bwrap: .*{said}.*use --sandbox none"):
         sandbox.confinement("bwrap", tmp_path)
 
 
 def test_without_bubblewrap_the_remedy_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert "apt install bubblewrap" in sandbox.confinement("auto", tmp_path).said
+    assert "apt install bubblewrap" in sandbox.confinement("auto", tmp_path).described
     with pytest.raises(ConfigError, match=r"not installed .*; use --sandbox none"):
         sandbox.confinement("bwrap", tmp_path)
 
@@ -386,7 +386,7 @@ def test_without_bubblewrap_the_remedy_is_named(tmp_path, monkeypatch):
 def test_nobody_is_confined_unless_it_is_wanted(tmp_path):
     found = sandbox.confinement("none", tmp_path)
     assert found.around(RunPaths(tmp_path, 0), cwd=tmp_path, env={}) == ()
-    assert found.said == "trainers are not confined (--sandbox none)"
+    assert found.described == "trainers are not confined (--sandbox none)"
 
 
 def test_homes_are_not_shown_whatever_the_environment_names(tmp_path, monkeypatch):

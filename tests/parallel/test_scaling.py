@@ -83,7 +83,7 @@ class Machine:
             figures = {"frames": int(self._frames[run]), "updated_at": self._now}
             run_paths = self.graph_paths.run(run, f"S{run}")
             tell_progress(run_paths, handle.run_id, phase=phase, **figures)
-        self.scaling.look()
+        self.scaling.tick()
         return self.schedule.max_parallel_skills
 
 
@@ -102,7 +102,7 @@ def test_a_run_without_figures_of_its_own_ends_a_sample(tmp_path):
     for _ in range(9):
         machine.passes(9)
         machine.graph_paths.run(0, "S0").progress.write_text("{")
-        machine.scaling.look()
+        machine.scaling.tick()
     assert machine.shared == [1]
 
 

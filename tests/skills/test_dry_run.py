@@ -27,7 +27,7 @@ from tests.skills.hostile import reward
 from tests.skills.making import skill_text
 
 HERE = confinement("auto")
-needs_bubblewrap = pytest.mark.skipif(HERE.program is None, reason=HERE.said)
+needs_bubblewrap = pytest.mark.skipif(HERE.program is None, reason=HERE.described)
 QUICK = Limits(seconds=3.0, megabytes=512)
 ENDLESS = "while True:\n    pass"
 GREEDY = "x = []\nwhile True:\n    x += [n] * 1000000"

@@ -8,7 +8,7 @@ from flowrl import config as configs
 from flowrl.config import PPOConfig
 from flowrl.paths import SweepPaths
 from flowrl.tuning.search import SearchConfig
-from flowrl.tuning.trials import Sweep, SweepRecord, Trial, TrialOutcome, Tried
+from flowrl.tuning.trials import BegunTrial, Sweep, SweepRecord, Trial, TrialOutcome
 
 ID = "0123456789abcdef"
 _FLAGS = configs.flags(SearchConfig()).keys()
@@ -36,9 +36,9 @@ def a_sweep(folder: Any, **changes: Any) -> Sweep:
     return Sweep(SweepPaths(folder), a_record(**changes))
 
 
-def a_trial(number: int, lr: float, score: float | None = None, **changes: Any) -> Tried:
+def a_trial(number: int, lr: float, score: float | None = None, **changes: Any) -> BegunTrial:
     """A trial of the search that has ended; without a score it has failed."""
     trial = Trial(sweep=ID, number=number, point={"lr": lr}, seed=number, **changes)
     why = "" if score is not None else "exit 65"
     outcome = TrialOutcome(score=score, frames=10_000, seconds=2.0, why=why)
-    return Tried(trial, outcome)
+    return BegunTrial(trial, outcome)

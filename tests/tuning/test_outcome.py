@@ -28,16 +28,18 @@ from flowrl.tuning.outcome import (
     paired_interval,
 )
 from flowrl.tuning.sweep import create_sweep, prepare_trial
-from flowrl.tuning.trials import Tried
+from flowrl.tuning.trials import BegunTrial
 from tests.parallel.making import GRAPH, LIBRARY, WOOD, finish, train
 from tests.tuning.making import a_record, a_sweep, a_trial
 
 DEFAULT = (0.50, 0.52, 0.48, 0.51)
 
 
-def confirming(scores: dict[int | None, tuple[float, ...]]) -> tuple[list[Tried], dict[int, float]]:
+def confirming(
+    scores: dict[int | None, tuple[float, ...]],
+) -> tuple[list[BegunTrial], dict[int, float]]:
     """Trials that reached these scores from the beginning on, and their success in fresh worlds."""
-    tried: list[Tried] = []
+    tried: list[BegunTrial] = []
     for repeats, values in scores.items():
         for seed, score in enumerate(values):
             each = a_trial(len(tried), 2e-3, score, confirms=True, repeats=repeats)

@@ -19,7 +19,7 @@ from flowrl.tuning.search import SearchConfig
 from flowrl.tuning.trials import (
     FAILED,
     TRIAL,
-    Tried,
+    BegunTrial,
     next_trial,
     read_trials,
     write_outcome,
@@ -30,8 +30,8 @@ from tests.tuning.making import a_sweep, a_trial
 def test_the_points_that_are_given_come_first_then_the_search(tmp_path):
     sweep = a_sweep(tmp_path, starts=({"lr": 1e-3}, {"lr": 2e-3}))
     first = next_trial(sweep, [], 0)
-    second = next_trial(sweep, [Tried(first, None)], 1)
-    third = next_trial(sweep, [Tried(first, None), Tried(second, None)], 2)
+    second = next_trial(sweep, [BegunTrial(first, None)], 1)
+    third = next_trial(sweep, [BegunTrial(first, None), BegunTrial(second, None)], 2)
     assert [first.point, second.point] == [{"lr": 1e-3}, {"lr": 2e-3}]
     assert third.point["lr"] not in (1e-3, 2e-3)
     assert (third.ended, third.pending) == ((), (0, 1))
@@ -43,7 +43,7 @@ def test_a_given_point_whose_trial_is_torn_is_tried_again(tmp_path, torn):
     left = a_trial(1 - torn, sweep.record.starts[1 - torn]["lr"], 0.5)
     again = next_trial(sweep, [left], 2)
     assert again.point == sweep.record.starts[torn]
-    assert next_trial(sweep, [left, Tried(again, None)], 3).point not in sweep.record.starts
+    assert next_trial(sweep, [left, BegunTrial(again, None)], 3).point not in sweep.record.starts
 
 
 def test_a_proposal_is_the_same_in_any_order_of_its_history(tmp_path):
@@ -83,7 +83,7 @@ def test_the_best_points_are_confirmed_beside_the_default_with_equal_seeds(tmp_p
     lrs = (1e-3, 2e-3, 3e-3, 4e-3, 5e-3, 2e-3)  # the first is the default
     tried = [a_trial(n, lr, 0.9 - n / 10) for n, lr in enumerate(lrs)]
     while trial := next_trial(sweep, tried, len(tried)):
-        tried.append(Tried(trial, tried[0].outcome))
+        tried.append(BegunTrial(trial, tried[0].outcome))
     again = [each.trial for each in tried[6:]]
     assert [trial.number for trial in again] == list(range(6, 18))
     assert {trial.repeats for trial in again} == {None, 1, 2, 3}
@@ -101,9 +101,9 @@ def test_the_best_points_are_confirmed_beside_the_default_with_equal_seeds(tmp_p
 )
 def test_the_search_ends_with_its_trials_or_its_budget(tmp_path, changes, count):
     sweep = a_sweep(tmp_path, confirm=0, **changes)
-    tried: list[Tried] = []
+    tried: list[BegunTrial] = []
     while trial := next_trial(sweep, tried, len(tried)):
-        tried.append(Tried(trial, a_trial(0, 1e-3, 0.5).outcome))
+        tried.append(BegunTrial(trial, a_trial(0, 1e-3, 0.5).outcome))
     assert len(tried) == count
 
 
@@ -152,7 +152,7 @@ def test_a_trial_that_fails_costs_what_all_its_attempts_took(tmp_path, last, cos
     sweep.run(0).metrics.write_text(last)  # the last attempt may have died at once
     found = write_outcome(sweep, 0, why="exit 65")
     assert (found.score, found.frames, found.seconds) == (None, *cost)
-    assert sweep.budget_left([Tried(a_trial(0, 1e-3).trial, found)]) <= 0.5
+    assert sweep.budget_left([BegunTrial(a_trial(0, 1e-3).trial, found)]) <= 0.5
 
 
 def test_what_cannot_be_read_now_is_no_failure(tmp_path, monkeypatch):
@@ -170,7 +170,7 @@ def test_what_cannot_be_read_now_is_no_failure(tmp_path, monkeypatch):
         patch.setattr(trials.records, "read", refuse)
         with pytest.raises(FileRefusedError):
             read_trials(sweep)
-    assert read_trials(sweep)[0] == [Tried(whole.trial, None)]
+    assert read_trials(sweep)[0] == [BegunTrial(whole.trial, None)]
 
 
 def test_a_grid_goes_on_with_the_point_that_no_trial_has(tmp_path):
@@ -226,7 +226,7 @@ def test_a_default_that_fails_is_tried_again_before_the_search_and_when_it_confi
     while trial := next_trial(sweep, tried, len(tried)):
         failed = trial.repeats is None and killed < 3
         killed += failed
-        tried.append(Tried(trial, tried[0 if failed else 2].outcome))
+        tried.append(BegunTrial(trial, tried[0 if failed else 2].outcome))
     defaults = [each for each in tried[3:] if each.trial.repeats is None]
     assert [each.score for each in defaults] == [None, None, None, 0.5, 0.5]
     assert len({each.trial.seed for each in defaults}) == 3  # twice with the first seed
@@ -262,12 +262,12 @@ def test_a_trial_that_a_pruner_ended_has_the_score_at_which_it_was_judged(tmp_pa
         records.write(sweep.run(0).folder / trials.JUDGED, trials.CutRecord(frames=2500))
         found = write_outcome(sweep, 0)
     assert (found.score, found.frames, found.cut_at) == (0.5, 3000, 2500)
-    cut = Tried(a_trial(0, 2e-3).trial, found)
+    cut = BegunTrial(a_trial(0, 2e-3).trial, found)
     whole = a_trial(1, 3e-3, 0.1)
     assert sorted([cut, whole], key=trials.rank)[0] is whole
     confirmed = next_trial(a_sweep(tmp_path, trials=2), [cut, whole], 2)
     assert confirmed.repeats is None
-    begun = [cut, whole, Tried(confirmed, whole.outcome)]
+    begun = [cut, whole, BegunTrial(confirmed, whole.outcome)]
     assert next_trial(a_sweep(tmp_path, trials=2), begun, 3).repeats == 1
     assert sweep.observation(cut).cut_at == 2500
 
