@@ -195,7 +195,8 @@ def apply_winner(graph_paths: GraphPaths, sweep: Sweep, outcome: SweepOutcome) -
     gain, skill, name = outcome.best, sweep.record.skill, sweep.sweep_paths.root.name
     if gain is None:
         return f"no point is confirmed better than the default; the defaults of {skill} stay"
-    said = f"{gain.described} over the default's {outcome.default:.3f}, with {outcome.seeds} fresh seeds"
+    said = f"{gain.described} over the default's {outcome.default:.3f}, "
+    said += f"with {outcome.seeds} fresh seeds"
     default, tuned = flags(sweep.base), flags(admissible(gain.point, sweep.base))  # as trained
     point = {key: value for key, value in tuned.items() if value != default[key]}
     point.update(gain.point)
