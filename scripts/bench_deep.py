@@ -2,12 +2,14 @@
 """How many frames a skill deep in the graph takes to learn, one lever against the next.
 
     scripts/bench_deep.py [--target "Collect Coal"] [--frames 2e6] [--seeds 3] [--json FILE]
+    scripts/bench_deep.py --speed
     scripts/bench_deep.py --small
 
 Each arm trains the same graph to the same target with the same seeds, and differs from the arm
 before it in one lever. Its runs are ordinary ones; their folders stay in --folder, so a benchmark
 that was stopped goes on. Frames are counted, not seconds: the machine may be busy. A seed that does
-not come to a share of success counts with all its frames, and its row says so.
+not come to a share of success counts with all its frames, and its row says so. --speed instead takes
+updates with sight and without it in turns.
 """
 
 from __future__ import annotations
@@ -19,10 +21,11 @@ from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
-from benchmarking import Row, arguments, report
+from benchmarking import Row, arguments, paired, report
 
 import flowrl
 from flowrl.arguments import count
+from flowrl.config import PPOConfig
 from flowrl.measures.objectives import read_curve
 from flowrl.paths import GraphPaths, slug
 
@@ -105,6 +108,18 @@ def _row(case: str, before: list[Learned], after: list[Learned], share: float) -
     )
 
 
+def speed(rounds: int) -> Row:
+    """Environment steps per second of whole updates, with sight over without it."""
+    from bench_ppo import SKILL, UPDATES, Ours  # loads JAX
+    from training_cases import opened, planned
+
+    configs = [PPOConfig(sight=sight, success_state_rate=2.0) for sight in (True, False)]
+    ours, baseline = (Ours(opened(planned(SKILL, each), each)) for each in configs)
+    steps = UPDATES * configs[0].num_envs * configs[0].num_steps
+    pair = paired(ours, baseline, rounds=rounds)
+    return pair.rate_row("whole updates, 64 x 64, sight", work=steps, unit="steps/s")
+
+
 def main() -> int:
     """Train and report."""
     parser = arguments(__doc__)
@@ -112,7 +127,11 @@ def main() -> int:
     parser.add_argument("--frames", type=count, default=2_000_000, help="of each run, at most")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--folder", type=Path, default=Path("exp/bench_deep"))
+    parser.add_argument("--speed", action="store_true", help="measure steps per second alone")
     args = parser.parse_args()
+    if args.speed:
+        report("deep_speed", [speed(5 if args.small else 20)], args.json)
+        return 0
     target, frames, seeds = args.target, args.frames, args.seeds
     if args.small:
         target, frames, seeds = "Collect Stone", 300_000, 1
