@@ -8,8 +8,9 @@
 Each arm trains the same graph to the same target with the same seeds, and differs from the arm
 before it in one lever. Its runs are ordinary ones; their folders stay in --folder, so a benchmark
 that was stopped goes on. Frames are counted, not seconds: the machine may be busy. A seed that does
-not come to a share of success counts with all its frames, and its row says so. --speed instead takes
-updates with sight and without it in turns.
+not come to a share of success counts with all its frames, and its row says so.
+
+--speed instead takes updates with sight and without it in turns.
 """
 
 from __future__ import annotations
