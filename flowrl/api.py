@@ -15,7 +15,7 @@ from typing import Any
 
 from flowrl import config as configs
 from flowrl.arguments import arguments
-from flowrl.config import BottomUpConfig, Sandbox
+from flowrl.config import BottomUpConfig, Positive, Sandbox
 from flowrl.errors import ConfigError
 from flowrl.experts.store import ExpertStore
 from flowrl.launchers.confined import confined_run
@@ -71,7 +71,7 @@ def status(graph: str | Path) -> list[SkillRow]:
 
 def evaluate(
     graph: str | Path,
-    skill: str,
+    skill: str | int,
     *,
     episodes: int = EPISODES,
     seed: int = SEED,
@@ -84,6 +84,12 @@ def evaluate(
       ConfinedError: the episodes could not be played; says why.
     """
     graph_paths = existing_graph(_path(graph).absolute())
+    for name, value, kind in (("episodes", episodes, Positive), ("sandbox", sandbox, Sandbox)):
+        try:
+            records.from_json(kind, value)
+        except records.MalformedError as error:
+            raise ConfigError(f"flowrl.evaluate: {name} {error}") from error
+    skill = str(skill)  # an expert's number, too
     run = read_run(ExpertStore(graph_paths).archive_of(skill))
     order = PlayOrder(graph_path=graph_paths.root, skill=skill, episodes=episodes, seed=seed)
     return records.from_json(

@@ -183,7 +183,10 @@ class PPOConfig(Configuration):
             yield f"{of} = {rows} rows do not divide into --num_minibatches {wanted}; choose {near}"
         if rows * shards * self.grad_sync_period > _MOST_APART:
             apart = f"the devices would take more than {_MOST_APART:,} steps by themselves"
-            yield f"--grad_sync_period {self.grad_sync_period}: {apart}; lower it"
+            few = self.grad_sync_period == 1
+            flag = "--num_envs" if few else "--grad_sync_period"
+            value = self.num_envs if few else self.grad_sync_period
+            yield f"{flag} {value}: {apart}; lower it"
 
     def of_replica(self) -> PPOConfig:
         """The configuration of one of the run's replicas: its share of environments and devices."""

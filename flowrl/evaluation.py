@@ -135,8 +135,9 @@ def _play(
     """Let the merged experts play a skill's plan."""
     if episodes < 1:
         raise ConfigError(f"--episodes {episodes} must be at least 1")
-    run, module, play = open_plan(store.archive_of(skill), watch)
-    params = load_experts(store, run)
+    place = store.archive_of(skill)
+    params = load_experts(store, read_run(place))  # before anything is compiled
+    run, module, play = open_plan(place, watch)
     return run, module, _episodes(play, params, episodes=episodes, seed=seed)
 
 

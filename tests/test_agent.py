@@ -347,3 +347,12 @@ def test_a_plan_under_another_skills_name_is_refused(agent):
     records.write(agent / "agent.json", document)
     with pytest.raises(FileRefusedError, match="has expert 0, that of 'Place Table'"):
         flowrl.load_agent(agent)
+
+
+@pytest.mark.parametrize("command", ["export", "average"])
+def test_a_place_that_cannot_be_written_is_one_line(merged, capsys, command):
+    words = [str(merged.root)] if command == "export" else [str(merged.skills), str(merged.root)]
+    assert cli.main([command, *words, "-o", "/proc/agent"]) == 2
+    said = capsys.readouterr().err
+    assert "-o /proc/agent cannot be written (" in said
+    assert said.endswith("; choose another\n")

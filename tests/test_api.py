@@ -90,3 +90,15 @@ def test_flags_are_those_of_the_command_with_environment_and_file(tmp_path, monk
     assert seen[0].command.startswith("flowrl train --graph_path=")
     with pytest.raises(ConfigError, match="nowhere"):
         flowrl.train(tmp_path / "graph", config="nowhere.toml")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [({"episodes": "many"}, "flowrl.evaluate: episodes "), ({"sandbox": "docker"}, "sandbox ")],
+)
+def test_evaluate_reads_what_it_is_given_before_it_plays(tmp_path, words, said):
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(ConfigError, match=said):
+        flowrl.evaluate(tmp_path, "Collect Wood", **words)
+    with pytest.raises(ExpertMissingError, match="no merged expert of '7'"):
+        flowrl.evaluate(tmp_path, 7)

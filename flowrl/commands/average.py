@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +18,13 @@ from flowrl.averaging.rules import Rule, average
 from flowrl.averaging.state import from_row, to_row
 from flowrl.config import RuleName
 from flowrl.console import print_report
-from flowrl.errors import ConfigError, ExpertCorruptError, FileRefusedError
+from flowrl.errors import (
+    ConfigError,
+    ExpertCorruptError,
+    FileRefusedError,
+    classify_io_error,
+    format_error,
+)
 from flowrl.experts import manifest as manifests
 from flowrl.experts.store import ExpertStore
 from flowrl.paths import GraphPaths, RunPaths, existing_graph
@@ -64,6 +71,7 @@ class AverageCommand:
         for expert in self.experts:
             if not expert.exists():
                 raise ConfigError(f"{expert} does not exist; name a version or a file")
+        _check_output(self.output)
         origin = self._common_origin()
         trees = [_read(expert) for expert in self.experts]
         rows = [self._row(number, trees) for number in range(len(trees))]
@@ -172,6 +180,18 @@ def _origin(folder: Path) -> str | None:
     )
 
 
+def _check_output(folder: Path) -> None:
+    """Make sure that a folder can be made; raises ConfigError."""
+    place = next(path for path in folder.absolute().parents if os.path.lexists(path))
+    try:
+        tempfile.TemporaryDirectory(dir=place).cleanup()
+    except OSError as error:
+        if classify_io_error(error) == "disk":
+            raise
+        why = f"({format_error(error)})"
+        raise ConfigError(f"-o {folder} cannot be written {why}; choose another") from error
+
+
 @dataclass(frozen=True, kw_only=True)
 class ExportCommand(GraphCommand):
     """Write the merged agent to a folder of plain files.
@@ -188,6 +208,8 @@ class ExportCommand(GraphCommand):
     def __call__(self) -> int:
         """Export, and print what."""
         graph_paths = existing_graph(self.graph_path)
+        if not os.path.lexists(self.output):
+            _check_output(self.output)
         from flowrl.agent import export_agent
 
         record = export_agent(graph_paths, self.output)

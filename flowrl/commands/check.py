@@ -116,6 +116,12 @@ def check_files(
     With `whole`, the files are all there will be: a skill without a plan is refused.
     """
     read = [_read(path) for path in files]
+    first: dict[str, Path] = {}
+    for number, each in enumerate(read if whole else ()):
+        if isinstance(each, Skill):
+            other = first.setdefault(each.name, files[number])
+            if other != files[number]:
+                read[number] = f"{files[number]}: {other} is {each.name!r}, too; rename one"
     codes = [
         (number, SkillCode.of(skill, env_name))
         for number, skill in enumerate(read)

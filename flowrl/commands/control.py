@@ -16,7 +16,7 @@ from typing import ClassVar
 import tyro
 
 from flowrl.arguments import GraphCommand, SkillArgument
-from flowrl.config import Positive
+from flowrl.config import Positive, Seconds
 from flowrl.errors import EXIT_BUSY, ConfigError, GraphError
 from flowrl.launchers.sandbox import confinement
 from flowrl.parallel.events import DONE, MOST_PRIORITY, Response, Verb, why_not
@@ -40,7 +40,7 @@ _LOOK_SECONDS = 0.1
 class ControlCommand(GraphCommand):
     """The flags that all of these commands take."""
 
-    wait: float = 0.0
+    wait: Seconds = 0.0
     """Seconds to wait until it is done, runs that end have saved, too; else exit code 75."""
     json: bool = False
     """Print the request and its response as JSON."""

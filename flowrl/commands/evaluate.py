@@ -9,6 +9,7 @@ from flowrl.api import EPISODES, SEED, evaluate
 from flowrl.arguments import ReportCommand, SkillArgument
 from flowrl.config import Positive, Sandbox
 from flowrl.measures.success import EvaluationReport
+from flowrl.storage.records import Share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +27,7 @@ class EvaluateCommand(ReportCommand):
     """Episodes to play, each in a world of its own."""
     seed: int = SEED
     """Seed of the worlds and actions."""
-    at_least: float = 0.0
+    at_least: Share = 0.0
     """Exit with 1 when less than this share of the episodes completes the plan."""
     sandbox: Sandbox = "auto"
     """Confine the evaluation by bubblewrap, with the graph read-only; auto: if it is there."""

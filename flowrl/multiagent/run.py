@@ -30,7 +30,7 @@ from flowrl.multiagent.config import IndependentConfig
 from flowrl.multiagent.pipeline import Boundary, Call, Epoch, Span, Threads
 from flowrl.multiagent.world import Sizes, World, module_file, open_world
 from flowrl.networks.grouped import unpack
-from flowrl.paths import IndependentPaths
+from flowrl.paths import GraphPaths, IndependentPaths
 from flowrl.ppo import run_io
 from flowrl.ppo.sharding import check_backend
 from flowrl.ppo.trackers import open_trackers
@@ -83,6 +83,9 @@ def train(config: IndependentConfig, stop: Callable[[], int | None]) -> int:
     use_compile_cache(None)
     check_backend()
     run_paths = IndependentPaths(config.run_folder.absolute())
+    graph_paths = GraphPaths(run_paths.folder)
+    if graph_paths.graph_json.exists() or graph_paths.scheduler_state.exists():
+        raise ConfigError(f"--run_folder {run_paths.folder} is a graph; name another folder")
     run = _Run(config, open_world(config.world, config.agents), run_paths)
     overlap = config.overlap and not config.debug
     with Threads(overlap=overlap, stall_timeout=config.stall_timeout) as threads:

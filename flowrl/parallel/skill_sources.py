@@ -295,6 +295,10 @@ class Library:
 def open_graph(library: Library, sources: SkillSources) -> SkillGraph:
     """Return the graph of the library; of skills in training as kept."""
     embedded = load_library(library.env_name, library.folder, trust=library.trust)
+    if not embedded:
+        raise ConfigError(
+            f"the game {library.env_name} comes with no skills; name a folder by --skills_dir"
+        )
     skills = sources.over(embedded).values()
     capacity = find_game(library.env_name).capacity
     graph = SkillGraph(skills, capacity=capacity)

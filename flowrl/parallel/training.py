@@ -135,6 +135,7 @@ def _open(graph_paths: GraphPaths, config: BottomUpConfig) -> OpenedGraph:
     check_graph_record(graph_paths, config.ppo)
     check_coverage(config)
     merge_rule(config.graph)  # refused now, or never
+    sandbox.child_env(("0",), passed=config.launch.pass_env)
     each, wanted = config.schedule.devices_per_run, config.ppo.num_devices
     devices = device_slots(config.launch, each=each, wanted=wanted)
     library, sources = Library.of(config), SkillSources(graph_paths)

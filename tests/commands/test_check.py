@@ -121,3 +121,11 @@ def test_a_files_name_cannot_command_the_terminal(tmp_path, capsys, name, text):
     for line in (said.out + said.err).split("\n"):
         assert not line or line.isprintable()
     assert len(said.out.splitlines()) == (1 if name == "\udcff" else 3), "no such word is taken"
+
+
+def test_two_files_of_a_folder_with_one_name_are_refused(tmp_path, capsys):
+    folder = written(tmp_path / "mine", a=skill_text(), b=skill_text())
+    assert main(["check", str(folder), "--no-trace"]) == 1
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith(f"{folder / 'a.py'}: ok: ")
+    assert second == f"{folder / 'b.py'}: {folder / 'a.py'} is 'Collect Wood', too; rename one"

@@ -509,3 +509,10 @@ def test_a_tracker_without_its_package_is_one_line_before_anything_is_trained(tr
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ConfigError, match=r"pip install '\.\[wandb\]'"):
         train("--use_wandb")
+
+
+def test_a_graphs_folder_is_no_run_folder(train, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "graph.json").write_text("{}")
+    with pytest.raises(ConfigError, match="is a graph; name another folder"):
+        train()

@@ -126,5 +126,5 @@ def test_a_mistake_is_answered_in_one_line(folders, tmp_path, monkeypatch, capfd
     assert got.code == mistake["code"], got
 
 
-def test_the_table_has_84_mistakes():
-    assert len(TABLE) == len({str(mistake) for mistake in TABLE}) == 84
+def test_the_table_has_86_mistakes():
+    assert len(TABLE) == len({str(mistake) for mistake in TABLE}) == 86
