@@ -1,8 +1,8 @@
-"""Sight: columns beside the game's own observation that an expert finds hard to make of it.
+"""Sight: columns beside the game's observation; a leaf of pure functions.
 
-They are functions of the observation and of the plan's step, so nothing hidden is told: of each
-channel of the map the nearest cell, what the step still lacks, the time it has left, and where the
-player has been in it.
+They are functions of the observation and of the plan's step, so nothing hidden is told. In order:
+what the step still lacks and the time it has left (both by `SkillEnv`), of each channel of the map
+the nearest cell, and where the player has been in this step.
 """
 
 from __future__ import annotations
