@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -184,7 +183,7 @@ def _check_output(folder: Path) -> None:
     """Make sure that a folder can be made; raises ConfigError."""
     place = next(path for path in folder.absolute().parents if os.path.lexists(path))
     try:
-        tempfile.TemporaryDirectory(dir=place).cleanup()
+        storage.try_writing(place)
     except OSError as error:
         if classify_io_error(error) == "disk":
             raise

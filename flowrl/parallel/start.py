@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import stat
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -36,7 +35,7 @@ def check_machine(graph_path: Path, ppo: PPOConfig) -> None:
     for flag, folder in (("compile_cache", cache), ("graph_path", graph_path)):
         try:
             storage.make_dir(folder)
-            tempfile.TemporaryFile(dir=folder).close()
+            storage.try_writing(folder)
         except OSError as error:
             if classify_io_error(error) == "disk":
                 if folder.is_dir():

@@ -25,6 +25,7 @@ import secrets
 import shutil
 import signal
 import stat
+import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from io import BufferedReader
@@ -178,6 +179,11 @@ def make_dir(path: Path, *, durable: bool = True) -> Path:
     if durable:
         flush(path.parent)
     return path
+
+
+def try_writing(folder: Path) -> None:
+    """Write a file without a name into a folder; raises OSError where none can be written."""
+    tempfile.TemporaryFile(dir=folder).close()
 
 
 def make_file(path: Path) -> None:

@@ -50,10 +50,6 @@ EXCUSED = {
         {"tempfile.TemporaryDirectory"},
         "tries the sandbox out in a folder of its own, outside of any graph",
     ),
-    "parallel/start.py": (
-        {"tempfile.TemporaryFile"},
-        "tries whether a folder can be written to, by a file without a name",
-    ),
     "skills/validation/dry_run.py": (
         {"tempfile.TemporaryDirectory"},
         "tries code out in a folder of its own, outside of any graph",
