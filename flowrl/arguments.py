@@ -80,6 +80,22 @@ def count(text: str) -> int:
     raise ValueError(f"is {text!r}, not a whole number such as 5000, 5e7, 200k or 1M")
 
 
+def other_flags(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Say each flag of `now` that had another value, both as plain JSON values.
+
+    >>> other_flags({"seed": 1, "lr": [0.1], "sight": True}, {"lr": [0.2, 0.3], "sight": False})
+    ['--lr 0.1, not --lr 0.2 0.3', '--sight, not --no-sight']
+    """
+
+    def said(name: str, value: Any) -> str:
+        if isinstance(value, bool):
+            return f"--{name}" if value else f"--no-{name}"
+        return " ".join([f"--{name}", *map(str, value if isinstance(value, list) else [value])])
+
+    others = ((name, was.get(name), value) for name, value in now.items())
+    return [f"{said(n, old)}, not {said(n, new)}" for n, old, new in others if old != new]
+
+
 @dataclass(frozen=True, slots=True)
 class Argument:
     """A field that a command line can give."""

@@ -123,5 +123,4 @@ def test_a_graph_begun_without_sight_is_not_trained_on_with_it(tmp_path, capsys)
     record_graph(GraphPaths(storage.make_dir(tmp_path / "graph")), PPOConfig(sight=False))
     assert bottomup.main([f"--graph_path={tmp_path / 'graph'}"]) == 2
     said = capsys.readouterr().err
-    assert "--sight is True, and the graph in" in said
-    assert "was begun with False (graph.json); use --no-sight, or another" in said
+    assert "was begun with --no-sight, not --sight (graph.json); give that, or another" in said

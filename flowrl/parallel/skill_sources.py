@@ -65,14 +65,13 @@ def check_graph_record(graph_paths: GraphPaths, config: PPOConfig) -> None:
     """
     recorded = graph_paths.graph_json.exists()
     record = read_graph_record(graph_paths) if recorded else _of_runs(graph_paths)
-    for name in _COMMON if record else ():
-        was, now = getattr(record, name), getattr(config, name)
-        if was != now:
-            use = f"--{'' if was else 'no-'}{name}" if isinstance(was, bool) else f"--{name} {was}"
-            raise ConfigError(
-                f"--{name} is {now}, and the graph in {graph_paths.root} was begun with {was} "
-                f"({'graph.json' if recorded else 'its runs'}); use {use}, or another --graph_path"
-            )
+    common = _COMMON if record else ()
+    was, now = ({name: getattr(each, name) for name in common} for each in (record, config))
+    for said in arguments.other_flags(was, now):
+        raise ConfigError(
+            f"the graph in {graph_paths.root} was begun with {said} "
+            f"({'graph.json' if recorded else 'its runs'}); give that, or another --graph_path"
+        )
 
 
 def read_graph_record(graph_paths: GraphPaths) -> GraphRecord:

@@ -14,6 +14,7 @@ from typing import Any
 
 from flowrl import config as configs
 from flowrl import storage
+from flowrl.arguments import other_flags
 from flowrl.config import BottomUpConfig, GraphConfig, LaunchConfig, PPOConfig
 from flowrl.errors import FileRefusedError, is_transient
 from flowrl.experts.array_check import start_reader
@@ -256,13 +257,11 @@ class TrainingBackend:
         if run.run_id in self._compared:
             return
         self._compared.add(run.run_id)
-        now = configs.flags(self._of(run.skill).ppo)
-        own = configs.flags(configs.from_json(PPOConfig, run.config))
+        now = configs.to_json(self._of(run.skill).ppo)
+        own = configs.to_json(configs.from_json(PPOConfig, run.config))
         limited = self._config.schedule.skill_timesteps_budget is not None
         free = _OF_BUDGET if limited or run.origins.get("total_timesteps") == _MORE else ()
-        names = [name for name in now if own[name] != now[name] and name not in free]
-        if names:
-            said = ", ".join(f"--{name} {own[name]}, not {now[name]}" for name in names)
+        if said := " and ".join(other_flags(own, {n: now[n] for n in now if n not in free})):
             why = "its run goes on as it was begun"
             logger.warning("%s: %s, with %s; its next run has the new flags", run.skill, why, said)
 

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from flowrl import runs, storage
+from flowrl.arguments import other_flags
 from flowrl.config import PPOConfig, num_shards
 from flowrl.envs.skill_module import TaskModule
 from flowrl.errors import (
@@ -263,10 +264,9 @@ def load_checkpoint(run_paths: RunPaths, config: PPOConfig, fresh: Resumed) -> R
     """
     expected = _checkpoint(fresh, config)
     saved = checkpoint.load_resume(run_paths.resume, expected)
-    for name in _SHARDING:
-        if saved[name] != expected[name]:
-            before, now = int(saved[name]), int(expected[name])
-            logger.warning("--%s was %d and is %d now: other worlds follow", name, before, now)
+    was, now = ({name: int(each[name]) for name in _SHARDING} for each in (saved, expected))
+    for said in other_flags(was, now):
+        logger.warning("the run was begun with %s: other worlds follow", said)
     params = jax.tree.map(jnp.asarray, saved["params"])
     moments = map(jnp.asarray, saved["opt_state"])
     opt_state = jax.tree.unflatten(jax.tree.structure(fresh.train.opt_state), moments)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from flowrl import config as configs
+from flowrl.arguments import other_flags
 from flowrl.config import (
     AboveZero,
     AttemptConfig,
@@ -177,14 +178,13 @@ def _read_dimensions(config: SweepConfig) -> Space:
 
 def refuse_other_flags(config: SweepConfig, sweep: Sweep) -> None:
     """Raise ConfigError if a flag that is given, but no limit, is not that of the sweep."""
-    now, was = configs.to_json(config), sweep.record.flags
     fixed = {"skill", *configs.flags(config.ppo), *configs.flags(config.search)} - set(LIMITS)
-    other = [name for name in config.origins if name in fixed and now[name] != was.get(name)]
+    given = fixed & config.origins.keys()
+    now = {name: value for name, value in configs.to_json(config).items() if name in given}
     if {"vary", "space"} & config.origins.keys():
-        same = _read_dimensions(config).to_data() == sweep.record.space
-        other += [] if same else ["vary"]
-    for name in other:
+        now["space"] = _read_dimensions(config).to_data()
+    for said in other_flags({**sweep.record.flags, "space": sweep.record.space}, now):
         raise ConfigError(
-            f"--{name} is not what {sweep.sweep_paths.root} was begun with; leave it out, or "
-            "choose another --name"
+            f"{sweep.sweep_paths.root} was begun with {said}; leave it out, or choose another "
+            "--name"
         )

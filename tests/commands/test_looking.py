@@ -64,7 +64,7 @@ def test_a_plan_of_another_game_than_the_graphs_is_refused(graph_paths, capsys):
         {"env_name": "Craftax-Classic-Symbolic-v1", "layer_size": 64, "activation": "tanh"},
     )
     assert cli.main(["plan", str(graph_paths.root), WOOD, "--env_name=Craftax-Symbolic-v1"]) == 2
-    assert "was begun with Craftax-Classic-Symbolic-v1" in capsys.readouterr().err
+    assert "was begun with --env_name Craftax-Classic-Symbolic-v1, not" in capsys.readouterr().err
 
 
 def test_skills_are_listed_with_their_state_and_where_they_come_from(tmp_path, capsys):

@@ -17,8 +17,11 @@ from tests.parallel.making import GRAPH, WOOD
     ("words", "said"),
     [
         ("--lr=3e-4", []),
-        ("--lr=1e-3 --no-anneal_lr", ["--lr 0.0003, not 0.001", "--anneal_lr True, not False"]),
-        ("--lr=3e-4 --total_timesteps=1M", ["--total_timesteps 10000000, not 1000000"]),
+        ("--lr=1e-3 --no-anneal_lr", ["--lr 0.0003, not --lr 0.001 and --anneal_lr, not --no-"]),
+        (
+            "--lr=3e-4 --total_timesteps=1M",
+            ["with --total_timesteps 10000000, not --total_timesteps 1000000;"],
+        ),
         ("--lr=3e-4 --total_timesteps=1M --skill_timesteps_budget=1M", []),
         ("--lr=3e-4 --max_parallel_skills=1", []),
     ],
