@@ -196,7 +196,7 @@ class IndependentPaths(RunPaths):
     """The paths of a run of independent learners: `final(i)` is agent i's checkpoint."""
 
     expert: int = 0
-    program_lock = _Below("folder", "program.lock")  # held by the only program that trains here
+    timeline = _Below("folder", "timeline.json")  # when it collects, learns and waits
 
     @property
     def policies(self) -> Path:

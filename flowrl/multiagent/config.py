@@ -116,9 +116,9 @@ class IndependentConfig(Configuration):
       python -m flowrl.independent --world MPE_simple_spread_v3 --lag 0 --lr 1e-3 3e-4 1e-4
     """
 
-    learner: LearnerConfig = LearnerConfig()
     world: str
     """The world that the agents act in; MODULE:CLASS is one of your own."""
+    learner: LearnerConfig = LearnerConfig()
     agents: Positive = 3
     """Number of agents."""
     epochs: Positive = 100
@@ -144,15 +144,12 @@ class IndependentConfig(Configuration):
     """Weights & Biases project."""
     wandb_entity: str | None = None
     """Weights & Biases team or user."""
-    timeline: Path | None = None
-    """File for a Chrome trace of when the run collects, learns and waits."""
+    timeline: bool = False
+    """Write timeline.json into the run folder: a Chrome trace of when it collects, learns, waits.
+    """
     debug: bool = False
     """Make all calls in one thread, and log each with its thread and epoch."""
 
     def problems(self) -> Iterator[str]:
-        """Check whether every agent has its numbers, and the timeline a place."""
+        """Check whether every agent has its numbers."""
         yield from self.learner.problems_with(self.agents)
-        if self.timeline and not self.timeline.absolute().parent.is_dir():
-            yield f"--timeline {self.timeline}: its folder does not exist; make it first"
-        if self.timeline and self.timeline.is_dir():
-            yield f"--timeline {self.timeline} is a folder; name a file"

@@ -16,7 +16,7 @@ from flowrl.multiagent import agents
 from flowrl.multiagent.agents import Policy
 from flowrl.multiagent.collect import begin, collecting
 from flowrl.multiagent.config import EvaluateAgents, IndependentConfig, LearnerConfig
-from flowrl.multiagent.run import IndependentResult, described
+from flowrl.multiagent.run import IndependentResult, IndependentRun, record_of
 from flowrl.multiagent.world import Sizes, World, open_world
 from flowrl.networks.grouped import pack
 from flowrl.networks.moe import stack_experts
@@ -43,10 +43,10 @@ def evaluate(command: EvaluateAgents) -> int:
     if not run_paths.result_json.exists():
         raise ConfigError(f"{run_paths.folder} has no finished run; let its command go on first")
     result = records.read(run_paths.result_json, IndependentResult)
-    begun = records.read_document(run_paths.run_json, remedy="train again")
-    config = configs.from_json(IndependentConfig, begun, world="")
+    begun = records.read(run_paths.run_json, IndependentRun, remedy="train again")
+    config = configs.from_json(IndependentConfig, begun.config, world="")
     world = open_world(config.world, config.agents)
-    if begun | described(config, world) != begun:
+    if replace(record_of(config, world), config=begun.config) != begun:
         raise ConfigError(f"{run_paths.folder} was trained in another world {config.world}")
     learner = replace(config.learner, num_envs=command.episodes, seed=command.seed)
     totals, lengths = _first_episodes(world, learner, _policy(run_paths, learner, world.sizes))

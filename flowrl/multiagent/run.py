@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +19,7 @@ import numpy as np
 
 from flowrl import config as flags
 from flowrl import runs, storage
+from flowrl.arguments import other_flags
 from flowrl.errors import ConfigError, TrainingError, format_error
 from flowrl.experts import checkpoint
 from flowrl.multiagent import agents, pipeline
@@ -28,19 +28,19 @@ from flowrl.multiagent.agents import Agents
 from flowrl.multiagent.collect import Collector, Episodes
 from flowrl.multiagent.config import IndependentConfig
 from flowrl.multiagent.pipeline import Boundary, Call, Epoch, Span, Threads
-from flowrl.multiagent.world import Sizes, World, module_file, open_world
+from flowrl.multiagent.world import World, module_file, open_world
 from flowrl.networks.grouped import unpack
 from flowrl.paths import GraphPaths, IndependentPaths
 from flowrl.ppo import run_io
+from flowrl.ppo.progress import ProgressReporter
 from flowrl.ppo.sharding import check_backend
 from flowrl.ppo.trackers import open_trackers
 from flowrl.ppo.trainer import use_compile_cache
-from flowrl.runs import ExpertReport, Progress, expert_shapes
+from flowrl.runs import ExpertReport, expert_shapes
 from flowrl.storage import locks, records
-from flowrl.storage.records import Natural
+from flowrl.storage.records import Natural, Word
 
 logger = logging.getLogger(__name__)
-_SHOW_SECONDS = 2.0
 _REPORT = " · epoch "  # in a line that says how far the run is
 _LARGEST = 1e12  # number that a record may have
 _ROOT = 2**31  # of the worlds' and the learning keys; agents' networks take 0, 1 and so on
@@ -61,6 +61,16 @@ class IndependentResult:
     agents: tuple[ExpertReport, ...]  # `expert` is an agent's number
     frozen: tuple[Natural, ...]  # the agents whose loss was not finite
     mean_returns: tuple[float | None, ...]  # of the episodes that ended in the last epoch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndependentRun:
+    """The record of a run, written before it begins: the flags, and what the world is made of."""
+
+    config: Mapping[str, Any]
+    observations: tuple[Natural, ...]  # sizes of each agent's
+    actions: tuple[Natural, ...]
+    module_sha256: Word | None  # of the file of a world of one's own
 
 
 class _Run(NamedTuple):
@@ -90,7 +100,7 @@ def train(config: IndependentConfig, stop: Callable[[], int | None]) -> int:
     overlap = config.overlap and not config.debug
     with Threads(overlap=overlap, stall_timeout=config.stall_timeout) as threads:
         (((collect, learn, new), _),) = threads.results(Call("collect", 0, lambda: _programs(run)))
-        with locks.held(run_paths.program_lock, timeout_seconds=1):
+        with locks.held(run_paths.lock, timeout_seconds=1):
             start = _start(run, new)
             if start is None:
                 return 0
@@ -113,25 +123,32 @@ def _train(
     trackers = open_trackers(
         run_paths, flags.flags(config), run_id=runs.STANDALONE, frames=run.frames(begun)
     )
-    trackers.add(Reports(run, begun))
+    facts = {"run_id": runs.STANDALONE, "step_success": ()}
+    total = run.frames(config.epochs)
+    progress = ProgressReporter(run_paths, report=_REPORT, total_frames=total, **facts)
+    progress.show("compiling", updates=begun, frames=run.frames(begun))
     checkpoints = run_io.Checkpointer(config.checkpoint_seconds)
     returns, code, spans = np.full(config.agents, np.nan), None, []
     try:
         for epoch in epochs:
             _check_agents(boundary, epoch)
             boundary, returns = epoch.after, _mean_returns(epoch.experience[1])
-            trackers.log(figures_of(run, epoch), frames=run.frames(boundary.epoch))
+            done, frames = boundary.epoch, run.frames(boundary.epoch)
+            trackers.log(figures_of(run, epoch), frames=frames)
+            phase = "training" if done < config.epochs else "saving"
+            said = " ".join(f"{mean:.3g}" for mean in returns)
+            progress.show(phase, updates=done, frames=frames, ending=f" | returns {said}")
             spans += epoch.spans if config.timeline else ()
             if (code := stop()) is not None:
                 break
-            if boundary.epoch < config.epochs:
+            if done < config.epochs:
                 checkpoints.due(partial(checkpoint.save_resume, run_paths.resume, boundary))
             del epoch  # it holds a buffer, and two others are needed in the next one
     finally:
         if begun < boundary.epoch < config.epochs:
             checkpoint.save_resume(run_paths.resume, boundary)
         if config.timeline:
-            _write_timeline(config.timeline, spans)
+            _write_timeline(run_paths.timeline, spans)
         trackers.close()
     return boundary, returns, code or 0
 
@@ -150,45 +167,7 @@ def _write_timeline(path: Path, spans: Sequence[Span]) -> None:
     try:
         storage.write_json(path, {"traceEvents": events}, durable=False)
     except OSError as error:
-        logger.warning("--timeline %s is not written: %s", path, format_error(error))
-
-
-class Reports:
-    """Writes progress.json and a line on the terminal, at most every _SHOW_SECONDS.
-
-    A start begins with compiling; the speed is that after its first epoch, which includes it.
-    """
-
-    def __init__(self, run: _Run, epochs: int) -> None:
-        self._run, self._shown_at = run, float("-inf")
-        self._began: tuple[float, int] | None = None
-        self._show("compiling", epochs)
-
-    def log(self, figures: Mapping[str, float], *, frames: int) -> None:
-        """Report the figures of an epoch."""
-        now, config = time.monotonic(), self._run.config
-        total = self._run.frames(config.epochs)
-        self._began = self._began or (now, frames)
-        if frames < total and now - self._shown_at < _SHOW_SECONDS:
-            return
-        self._shown_at = now
-        means = [figures[f"agent_{agent}/return"] for agent in range(config.agents)]
-        returns = " ".join(f"{mean:.3g}" for mean in means)
-        self._show("training", int(figures["epoch"]) + 1, f" | returns {returns}")
-
-    def close(self) -> None:
-        """Everything is written already."""
-
-    def _show(self, phase: str, epochs: int, returns: str = "") -> None:
-        frames, total = map(self._run.frames, (epochs, self._run.config.epochs))
-        facts = {"run_id": runs.STANDALONE, "phase": phase, "updates": epochs, "step_success": ()}
-        began = self._began or (time.monotonic(), frames)
-        progress = Progress.since(began, frames=frames, total_frames=total, **facts)
-        try:
-            runs.write_progress(self._run.run_paths, progress)
-        except OSError as error:
-            logger.warning("progress.json cannot be written: %s", format_error(error))
-        logger.info("%s%s", progress.line(_REPORT), returns)
+        logger.warning("%s is not written: %s", path.name, format_error(error))
 
 
 def _mean_returns(episodes: Episodes) -> np.ndarray:
@@ -240,27 +219,23 @@ def _start(run: _Run, new: Boundary) -> Boundary | None:
 
     Raises ConfigError if it was begun as another one, or has as many epochs as are asked for.
     """
-    config, run_paths = run.config, run.run_paths
-    # The world is compared first.
-    values = {"world": config.world} | flags.to_json(config) | described(config, run.world)
+    config, run_paths, record = run.config, run.run_paths, record_of(run.config, run.world)
     finished = run_paths.result_json.exists()
     if not (config.resume and (finished or checkpoint.has_resume(run_paths.resume))):
         storage.remove_file(run_paths.result_json)
         storage.remove_tree(run_paths.policies)
-        records.write(run_paths.run_json, values)
+        records.write(run_paths.run_json, record)
         return new
-    begun = records.read_document(run_paths.run_json, remedy=_ANEW)
-    for name, now in values.items():
-        free = name in _FREE or (name == "epochs" and not finished)
-        if (was := begun.get(name)) != now and not free:
-            what, remedy = f"--{name}", f"give it as before, or {_ANEW}"
-            if name in Sizes._fields:
-                what, remedy = f"the agents' {name}", _ANEW
-            made = f"{run_paths.folder} was {'finished' if finished else 'begun'}"
-            if name == "module_sha256":
-                code = module_file(config.world)
-                raise ConfigError(f"{made} with other code in {code}; restore it, or {_ANEW}")
-            raise ConfigError(f"{made} with {what} {_words(was)}, not {_words(now)}; {remedy}")
+    begun = records.read(run_paths.run_json, IndependentRun, remedy=_ANEW)
+    made = f"{run_paths.folder} was {'finished' if finished else 'begun'}"
+    free = _FREE if finished else {*_FREE, "epochs"}
+    fixed = {name: value for name, value in record.config.items() if name not in free}
+    for said in other_flags(begun.config, fixed):
+        raise ConfigError(f"{made} with {said}; give it as before, or {_ANEW}")
+    if replace(begun, config=record.config) != record:
+        world = module_file(config.world) or config.world
+        problem = "with other code, or agents of other sizes, in"
+        raise ConfigError(f"{made} {problem} {world}; restore it, or {_ANEW}")
     if finished:
         logger.info("already finished, see %s", run_paths.result_json)
         return None
@@ -271,20 +246,20 @@ def _start(run: _Run, new: Boundary) -> Boundary | None:
     if saved.epoch >= config.epochs:
         has = f"{run_paths.folder} has {saved.epoch} epochs"
         raise ConfigError(f"--epochs {config.epochs}: {has}; give more, or {_ANEW}")
-    records.write(run_paths.run_json, values)
+    records.write(run_paths.run_json, record)
     logger.info("goes on from epoch %d", saved.epoch)
     return saved
 
 
-def described(config: IndependentConfig, world: World) -> dict[str, Any]:
-    """Return what run.json says of the world: its agents' sizes, and the digest of its file."""
+def record_of(config: IndependentConfig, world: World) -> IndependentRun:
+    """Return the record of a run in this world."""
     code = module_file(config.world)
-    digest = code and hashlib.sha256(code.read_bytes()).hexdigest()
-    return records.to_json(world.sizes._asdict()) | {"module_sha256": digest}
-
-
-def _words(value: Any) -> str:
-    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return IndependentRun(
+        config=flags.to_json(config),
+        observations=tuple(world.sizes.observations),
+        actions=tuple(world.sizes.actions),
+        module_sha256=hashlib.sha256(code.read_bytes()).hexdigest() if code else None,
+    )
 
 
 def _check_agents(before: Boundary, epoch: Epoch) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
+from typing import Any
 
 from flowrl import runs
 from flowrl.config import PPOConfig, flags
 from flowrl.envs.base import REWARD_LIMIT
+from flowrl.errors import format_error
 from flowrl.paths import RunPaths, slug
 from flowrl.ppo.loop import (
     Counters,
@@ -18,27 +20,60 @@ from flowrl.ppo.loop import (
 )
 from flowrl.ppo.run_io import Assignment
 from flowrl.ppo.trackers import Guarded, open_trackers
-from flowrl.runs import Progress
+from flowrl.runs import REPORT, Progress
 
 logger = logging.getLogger(__name__)
 PROGRESS_SECONDS = 1.0
 LINE_SECONDS = 5.0
 
 
+class ProgressReporter:
+    """Writes progress.json and lines on the terminal; on a full disk training goes on without.
+
+    `report` stands in each line, `facts` are fields of `Progress` that stay.
+    """
+
+    def __init__(self, run_paths: RunPaths, *, report: str = REPORT, **facts: Any) -> None:
+        self._run_paths, self._report, self._facts = run_paths, report, facts
+        self._phase, self._shown_at, self._printed_at = "", 0.0, 0.0
+        self.began = (0.0, 0)  # time and frames from which speed counts
+
+    def show(self, phase: str, *, frames: int, ending: str = "", **facts: Any) -> None:
+        """Write progress.json once in PROGRESS_SECONDS, and a line once in LINE_SECONDS.
+
+        Both are written at every change of phase, too; speed counts from the end of compiling.
+        """
+        now, is_new = time.monotonic(), phase != self._phase
+        if is_new and self._phase != "training":
+            self.began = (now, frames)
+        if not is_new and now - self._shown_at < PROGRESS_SECONDS:
+            return
+        self._phase, self._shown_at = phase, now
+        progress = Progress.since(self.began, frames=frames, phase=phase, **self._facts, **facts)
+        if is_new or now - self._printed_at >= LINE_SECONDS:
+            self._printed_at = now
+            logger.info("%s%s", progress.line(self._report), ending)
+        try:
+            runs.write_progress(self._run_paths, progress)
+        except OSError as error:
+            logger.warning("progress.json cannot be written: %s", format_error(error))
+
+
 class Reporter:
-    """Reports on one run; a full disk silences it, and training goes on."""
+    """Reports on the run of a skill; a full disk silences it, and training goes on."""
 
     def __init__(
         self, assignment: Assignment, config: PPOConfig, progress: RunPaths | None = None
     ) -> None:
         self._run_paths, self._run = assignment
-        self._progress = progress or self._run_paths  # where progress.json lies
-        self._config = config
-        self._trackers = Guarded([])
-        self._shown_at = self._logged_at = self._printed_at = float("-inf")
-        self._phase = ""
-        self._clipped = 0
-        self._begin("compiling", Counters(acted=()))
+        self._config, self._clipped = config, 0
+        self._trackers, self._logged_at = Guarded([]), float("-inf")
+        self._progress = ProgressReporter(
+            progress or self._run_paths,
+            run_id=self._run.run_id,
+            total_frames=num_updates(config) * frames_per_update(config),
+        )
+        self._show("compiling", Counters(acted=()))
 
     def begin_training(self, counters: Counters) -> None:
         """Report that training begins; what was logged beyond `counters` is removed.
@@ -49,17 +84,14 @@ class Reporter:
         self._trackers = open_trackers(
             self._run_paths, flags(self._config), run_id=self._run.run_id, frames=counters.frames
         )
-        self._begin("training", counters)
+        self._show("training", counters)
 
     def report(self, update: UpdateReport) -> None:
-        """Report an update: at most once in PROGRESS_SECONDS and `--log_seconds`, and the last."""
+        """Report an update; its figures at most once in `--log_seconds`, and the last."""
         now, last = time.monotonic(), update.ended
         share = update.figures.get("clipped_rewards", 0.0)
         self._clipped += round(share * frames_per_update(self._config))
-        if last or now - self._shown_at >= PROGRESS_SECONDS:
-            self._shown_at = now
-            phase = "saving" if last else "training"
-            self._show(phase, update.counters, update.rates.step_success)
+        self._show("saving" if last else "training", update.counters, update.rates.step_success)
         if last or now - self._logged_at >= self._config.log_seconds:
             self._logged_at = now
             self._trackers.log(self._figures(update), frames=update.counters.frames)
@@ -68,34 +100,16 @@ class Reporter:
         """Close the trackers."""
         self._trackers.close()
 
-    def _begin(self, phase: str, counters: Counters) -> None:
-        self._began = (time.monotonic(), counters.frames)
-        self._show(phase, counters, (0.0,) * len(self._run.plan))
-
-    def _show(self, phase: str, counters: Counters, step_success: tuple[float, ...]) -> None:
-        """Write progress.json, and a line at every change of phase and every LINE_SECONDS."""
-        progress = Progress.since(
-            self._began,
-            run_id=self._run.run_id,
-            updates=counters.updates,
-            frames=counters.frames,
-            total_frames=num_updates(self._config) * frames_per_update(self._config),
-            step_success=step_success,
-            phase=phase,
-        )
-        now = time.monotonic()
-        if phase != self._phase or now - self._printed_at >= LINE_SECONDS:
-            self._phase, self._printed_at = phase, now
-            shares = zip(self._run.plan, step_success, strict=True)
-            steps = ", ".join(f"{step.skill} {share:.0%}" for step, share in shares)
-            line = progress.line()
-            if self._clipped:
-                line += f" · {self._clipped:,} rewards clipped to ±{REWARD_LIMIT:,.0f}"
-            logger.info("%s | %s", line, steps)
-        try:
-            runs.write_progress(self._progress, progress)
-        except OSError as error:
-            logger.warning("progress.json cannot be written: %s", error)
+    def _show(self, phase: str, counters: Counters, success: tuple[float, ...] = ()) -> None:
+        plan = self._run.plan
+        success = success or (0.0,) * len(plan)
+        shares = zip(plan, success, strict=True)
+        ending = " | " + ", ".join(f"{step.skill} {share:.0%}" for step, share in shares)
+        if self._clipped:
+            said = f"{self._clipped:,} rewards clipped to ±{REWARD_LIMIT:,.0f}"
+            ending = f" · {said}{ending}"
+        done = {"updates": counters.updates, "frames": counters.frames}
+        self._progress.show(phase, **done, step_success=success, ending=ending)
 
     def _figures(self, update: UpdateReport) -> dict[str, float]:
         counters, rates, plan = update.counters, update.rates, self._run.plan
@@ -107,7 +121,7 @@ class Reporter:
         return {
             "updates": counters.updates,
             "seconds": counters.seconds,
-            "steps_per_second": runs.speed_since(self._began, counters.frames),
+            "steps_per_second": runs.speed_since(self._progress.began, counters.frames),
             "success_rate": rates.success,
             **success,
             "mean_episode_length": rates.mean_episode_length,

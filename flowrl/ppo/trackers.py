@@ -127,10 +127,6 @@ class Guarded:
         """Hand the figures to every tracker that still works."""
         self._each(lambda tracker: tracker.log(figures, frames=frames))
 
-    def add(self, tracker: Tracker) -> None:
-        """Hand the figures to another tracker, too."""
-        self._trackers.append(tracker)
-
     def close(self) -> None:
         """Close every tracker that still works."""
         self._each(lambda tracker: tracker.close())

@@ -27,6 +27,7 @@ from flowrl.multiagent.own_worlds import MatchTheSign
 from flowrl.multiagent.pipeline import Threads
 from flowrl.multiagent.run import IndependentResult
 from flowrl.paths import IndependentPaths
+from flowrl.ppo import progress
 from flowrl.runs import expert_shapes
 from flowrl.storage import locks, records
 
@@ -107,8 +108,8 @@ def lines(run_paths: IndependentPaths) -> list[dict]:
     return [json.loads(line) for line in run_paths.metrics.read_text().splitlines()]
 
 
-def test_a_run_leaves_what_it_did_and_each_agent_alone(train, tmp_path):
-    run_paths = train("--timeline", str(tmp_path / "trace.json"))
+def test_a_run_leaves_what_it_did_and_each_agent_alone(train):
+    run_paths = train("--timeline")
     found = result(run_paths)
     assert (found.epochs, found.frames, found.frozen) == (EPOCHS, EPOCHS * 4 * 8, ())
     for agent, sizes in enumerate([(2, 2), (3, 3), (4, 4)]):
@@ -123,7 +124,7 @@ def test_a_run_leaves_what_it_did_and_each_agent_alone(train, tmp_path):
     progress = runs.read_progress(run_paths)
     assert (progress.updates, progress.frames) == (EPOCHS, progress.total_frames)
     assert not run_paths.resume.exists()
-    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    events = json.loads(run_paths.timeline.read_text())["traceEvents"]
     calls = [(each["name"], each["args"]["epoch"]) for each in events if each["ph"] == "X"]
     assert {(name, n) for name in ("collect", "learn") for n in range(EPOCHS)} <= set(calls)
     assert len(calls) == len([each for each in calls if each[0] != "wait"]) + EPOCHS - 1
@@ -170,14 +171,17 @@ def test_a_person_is_told_where_a_run_stops_and_goes_on_and_ends(train, caplog):
     train("--debug")
     assert caplog.messages[-1] == f"already finished, see {run_paths.result_json}"
     assert all_files(run_paths) == before
-    for word, problem in (("--seed=1", "--seed 0, not 1"), ("--epochs=9", "--epochs 5, not 9")):
+    for word, problem in (
+        ("--seed=1", "--seed 0, not --seed 1"),
+        ("--epochs=9", "--epochs 5, not --epochs 9"),
+    ):
         with pytest.raises(ConfigError) as refused:
             train(word)
         assert f"was finished with {problem}; give it as before, or give" in str(refused.value)
         assert "--no-resume to begin anew, or another --run_folder" in str(refused.value)
-    with pytest.raises(ConfigError, match="--world match_the_sign, not only_apple; give"):
+    with pytest.raises(ConfigError, match="--world match_the_sign, not --world only_apple; give"):
         train("--world=only_apple", "--seed=1")  # the world comes first, whatever else differs
-    with pytest.raises(ConfigError, match=r"--lr 0\.001, not 0\.1 0\.2 0\.3; give"):
+    with pytest.raises(ConfigError, match=r"--lr 0\.001, not --lr 0\.1 0\.2 0\.3; give"):
         train("--lr", "0.1", "0.2", "0.3")
     assert all_files(run_paths) == before
     train("--seed=1", "--no-resume", stop=stop_after(1), expected=85)
@@ -196,10 +200,8 @@ def test_other_code_of_a_world_of_ones_own_is_refused(train, tmp_path, monkeypat
     code.write_text(f"{text}# another\n")
     with pytest.raises(ConfigError) as refused:
         train(world)
-    problem = (
-        f"{run_paths.folder} was begun with other code in {code}; restore it, or give --no-resume"
-    )
-    assert str(refused.value).startswith(problem)
+    problem = f"{run_paths.folder} was begun with other code, or agents of other sizes, in {code}"
+    assert str(refused.value).startswith(f"{problem}; restore it, or give --no-resume")
     assert all_files(run_paths) == before
     code.write_text(text)
     assert result(train(world)).epochs == EPOCHS
@@ -208,8 +210,8 @@ def test_other_code_of_a_world_of_ones_own_is_refused(train, tmp_path, monkeypat
 def test_a_second_process_in_a_folder_is_refused(train, stopped):
     before = all_files(stopped)
     with (
-        locks.held(stopped.program_lock, timeout_seconds=0),
-        pytest.raises(BusyError, match=r"program.lock was held by .* for 1 s; try again later"),
+        locks.held(stopped.lock, timeout_seconds=0),
+        pytest.raises(BusyError, match=r"run.lock was held by .* for 1 s; try again later"),
     ):
         train()
     assert all_files(stopped) == before
@@ -227,12 +229,10 @@ def test_a_run_that_has_the_epochs_asked_for_is_not_ended_by_them(train, epochs)
 
 
 def test_a_timeline_that_cannot_be_written_costs_nothing_else(train, tmp_path, caplog):
-    place = tmp_path / "traces"
-    place.mkdir()
-    run_paths = train(f"--timeline={place / 'trace.json'}", stop=lambda: shutil.rmtree(place, True))
-    assert result(run_paths).epochs == EPOCHS
+    IndependentPaths(tmp_path / "run").timeline.mkdir(parents=True)
+    assert result(train("--timeline")).epochs == EPOCHS
     (warning,) = [each.message for each in caplog.records if each.levelno == logging.WARNING]
-    assert warning.startswith(f"--timeline {place}/trace.json is not written: No such file")
+    assert warning.startswith("timeline.json is not written: Is a directory")
 
 
 def test_worlds_and_agents_draw_from_keys_of_their_own(monkeypatch):
@@ -340,19 +340,20 @@ def test_the_terminal_counts_epochs(stopped, train, caplog):
         train()
     said = [each for each in caplog.messages if "frames" in each]
     assert said[0] == f"compiling · epoch 1 · 32 of {EPOCHS * 32} frames"
-    assert said[-1].startswith(f"training · epoch {EPOCHS} · ")
+    assert said[-1].startswith(f"saving · epoch {EPOCHS} · ")
+    assert re.search(r" left \| returns \S+ \S+ \S+$", said[-1])
     assert not [each for each in caplog.messages if "update" in each]
 
 
 def test_progress_is_shown_again_after_a_full_disk(train, monkeypatch, caplog):
-    monkeypatch.setattr(run, "_SHOW_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "PROGRESS_SECONDS", 0.0)
     real, asked = runs.write_progress, []
 
-    def full_at_first(run_paths, progress):
-        asked.append(progress.updates)
+    def full_at_first(run_paths, shown):
+        asked.append(shown.updates)
         if len(asked) == 1:
             raise OSError(28, "No space left on device")
-        real(run_paths, progress)
+        real(run_paths, shown)
 
     monkeypatch.setattr(runs, "write_progress", full_at_first)
     run_paths = train()
@@ -363,11 +364,12 @@ def test_progress_is_shown_again_after_a_full_disk(train, monkeypatch, caplog):
 
 
 def test_a_start_says_that_it_compiles_and_the_speed_is_that_after_it(train, monkeypatch):
-    monkeypatch.setattr(run, "_SHOW_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "PROGRESS_SECONDS", 0.0)
     shown = []
-    monkeypatch.setattr(runs, "write_progress", lambda _, progress: shown.append(progress))
+    monkeypatch.setattr(runs, "write_progress", lambda _, each: shown.append(each))
     train()
-    assert [each.phase for each in shown] == ["compiling"] + ["training"] * EPOCHS
+    phases = ["compiling", *["training"] * (EPOCHS - 1), "saving"]
+    assert [each.phase for each in shown] == phases
     begun, first, *others = [each.steps_per_second for each in shown]
     assert begun == first == 0
     assert "steps/s" not in shown[1].line()
@@ -433,7 +435,9 @@ def test_a_run_without_an_agent_that_learns_ends(train, monkeypatch):
 @pytest.mark.parametrize("word", ["--agents=2", "--world=only_apple", "--layer_size=9"])
 def test_a_run_does_not_go_on_as_another_one(train, stopped, word):
     before = {path: path.read_bytes() for path in stopped.folder.rglob("*") if path.is_file()}
-    with pytest.raises(ConfigError, match=r"was begun with --\w+ .*, not .*; give it as before"):
+    with pytest.raises(
+        ConfigError, match=r"was begun with --(\w+) .*, not --\1 .*; give it as before"
+    ):
         train(word)
     after = {path: path.read_bytes() for path in stopped.folder.rglob("*") if path.is_file()}
     assert after == before
@@ -446,7 +450,7 @@ def test_a_run_does_not_go_on_in_a_world_whose_agents_have_grown(train, stopped,
             self.sizes = self.sizes._replace(actions=(2, 3, 5))
 
     monkeypatch.setattr(run, "open_world", Grown)
-    with pytest.raises(ConfigError, match=r"with the agents' actions 2 3 4, not 2 3 5; give --no"):
+    with pytest.raises(ConfigError, match="or agents of other sizes, in match_the_sign; restore"):
         train()
 
 
