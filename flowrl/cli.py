@@ -61,6 +61,7 @@ _GROUPS: Mapping[str, Mapping[str, str]] = {
         "ps": "commands.sessions:PsCommand",
         "skills": "commands.skills:SkillsCommand",
         "plan": "commands.skills:PlanCommand",
+        "why": "commands.why:WhyCommand",
         "check": "commands.check:CheckCommand",
     },
     "steer": {

@@ -133,6 +133,12 @@ class PPOConfig(Configuration):
     sight: bool = True
     """Let experts also see the nearest cell of each kind, what their step lacks, its time left, and
     where they have been in it."""
+    settled_frames: Natural = 0
+    """Frames after which an expert learns with half the learning rate, and with a quarter after
+    three times as many; 0: always with the whole rate."""
+    keep_needs: bool = True
+    """Count a step of a plan as done only while the player still has what later steps need. That is
+    items in the inventory, and places such as a table in reach."""
     coverage_bonus: Annotated[float, at_least(0.0)] = 0.03
     """Reward of an expert that sees where it has been for each cell of the world it comes into."""
     precision: Precision = "f32"

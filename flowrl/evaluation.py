@@ -14,9 +14,9 @@ import numpy as np
 
 from flowrl import config as configs
 from flowrl.config import PPOConfig
-from flowrl.envs.base import is_clipped
+from flowrl.envs.base import claims_of, count_steps, is_clipped
 from flowrl.envs.skill_module import TaskModule, open_module
-from flowrl.envs.tasks import WalkState, check_gains, make_env
+from flowrl.envs.tasks import WalkState, check_gains, make_env, step_ends
 from flowrl.envs.vector import BatchedEnv, BatchedState
 from flowrl.errors import ConfigError, ExpertMissingError
 from flowrl.experts import checkpoint
@@ -34,7 +34,7 @@ from flowrl.ppo.programs import acting_experts, padding, stacked_like
 from flowrl.ppo.sharding import check_backend
 from flowrl.ppo.trainer import open_cache, use_compile_cache
 from flowrl.program_cache import ProgramCache, ProgramSpec, register_results
-from flowrl.runs import PlannedStep, TrainingRun, check_module, read_run
+from flowrl.runs import PlannedStep, StepEnds, TrainingRun, check_module, read_run
 
 ROWS = 256  # episodes side by side
 _CHUNK = 50  # steps between two checks whether all episodes have ended
@@ -48,11 +48,11 @@ class Tally(NamedTuple):
 
     over: Any  # bool[B]
     success: Any  # bool[B, tasks]; while playing as many columns as the plan's arrays have
-    lied: Any  # bool[B, tasks]; done without what the skill gains
     length: Any  # int32[B]
     total: Any  # f32[B]
     clipped: Any  # int32[B]; timesteps whose reward was clipped
     truncated: Any  # bool[B]; the time limit ended it
+    counts: Any  # int32[1, tasks, …]; what came of the tasks of all environments
     seen: Any = None  # what `watch` returned, leaves [T, B]; None while playing
 
     @property
@@ -99,7 +99,9 @@ def _report(
     run, module, tallies = played
     tally = jax.tree.map(lambda *leaves: np.concatenate(leaves), *tallies)
     successes, episodes = tally.success.sum(axis=0).tolist(), len(tally.length)
-    check_gains(module.tasks, np.stack([successes, tally.lied.sum(axis=0)], axis=-1))
+    counts = tally.counts.sum(axis=0)
+    check_gains(module.tasks, claims_of(counts))
+    ends = step_ends(module, counts)
     return EvaluationReport(
         graph=str(place),
         generation=generation,
@@ -109,7 +111,7 @@ def _report(
         mean_episode_return=float(tally.total.mean()),
         deaths=float(tally.died.mean()),
         clipped_rewards=int(tally.clipped.sum()),
-        steps=tuple(map(partial(_rate, episodes=episodes), run.plan, successes)),
+        steps=tuple(map(partial(_rate, episodes=episodes), run.plan, successes, ends)),
     )
 
 
@@ -189,7 +191,11 @@ def _open_player(config: PPOConfig, module: TaskModule, watch: Watch | None = No
     RECORDED timesteps, also after an environment's first episode.
     """
     walk = make_env(
-        config.env_name, module, max_task_steps=config.max_task_steps, sight=config.sight
+        config.env_name,
+        module,
+        max_task_steps=config.max_task_steps,
+        sight=config.sight,
+        keep_needs=config.keep_needs,
     )
     cache = open_cache(config, walk)
     env = BatchedEnv(walk, stock=ROWS, cache=cache)
@@ -212,7 +218,7 @@ def player(
         obs, state = env.like(ROWS)
         key = jax.eval_shape(jax.random.key, 0)
         packed = jax.eval_shape(lambda params: pad(pack(params)), stacked_like(env, config))
-        return packed, (obs, state, key, _tally(state, 0))
+        return packed, (obs, state, key, _tally(env, state, 0))
 
     program = partial(_chunk, env, config.activation, watch=watch)
     chunk = cache.begin(ProgramSpec("play", program, like, key))
@@ -222,7 +228,7 @@ def player(
         packed = pad(pack(params))
         reset_key, key = jax.random.split(key)
         obs, state = env.reset(reset_key, ROWS)
-        tally, chunks = _tally(state, count), []
+        tally, chunks = _tally(env, state, count), []
         while not np.asarray(tally.over).all():
             (obs, state, key, tally), seen = chunk(packed, (obs, state, key, tally))
             if len(chunks) * _CHUNK < RECORDED:
@@ -230,7 +236,7 @@ def player(
         episodes = jax.tree.map(lambda leaf: np.asarray(leaf)[:count], tally)
         shown = slice(env.num_tasks)
         episodes = episodes._replace(
-            success=episodes.success[:, shown], lied=episodes.lied[:, shown]
+            success=episodes.success[:, shown], counts=episodes.counts[:, shown]
         )
         return episodes._replace(seen=_first_timesteps(chunks) if watch else None)
 
@@ -274,17 +280,17 @@ def _first_timesteps(chunks: list[Any]) -> Any:
     return jax.tree.map(joined, *chunks)
 
 
-def _tally(state: BatchedState, count: int) -> Tally:
+def _tally(env: BatchedEnv, state: BatchedState, count: int) -> Tally:
     """A tally with a row for each of the state's; all rows but the first `count` are over."""
     rows, columns = state.walk.success.shape
     return Tally(
         over=np.arange(rows) >= count,
         success=np.zeros((rows, columns), bool),
-        lied=np.zeros((rows, columns), bool),
         length=np.zeros(rows, np.int32),
         total=np.zeros(rows, np.float32),
         clipped=np.zeros(rows, np.int32),
         truncated=np.zeros(rows, bool),
+        counts=np.zeros((1, columns, env.env.num_counts), np.int32),
     )
 
 
@@ -300,22 +306,22 @@ def _chunk(
         actions = jax.random.categorical(action_key, logits).astype(jnp.int32)
         obs, state, output = env.step(step_key, state, actions)
         fresh = ~tally.over
-        acted = jax.nn.one_hot(output.task, tally.lied.shape[1], dtype=bool)
+        rows = jax.tree.map(lambda leaf: leaf[None], (output, fresh))
         tally = Tally(
             over=tally.over | output.done,
             success=jnp.where(fresh[:, None], output.task_success, tally.success),
-            lied=tally.lied | (acted & (fresh & output.lied)[:, None]),
             length=jnp.where(fresh, output.episode_length, tally.length),
             total=jnp.where(fresh, output.episode_return, tally.total),
             clipped=tally.clipped + (fresh & is_clipped(output.reward)),
             truncated=tally.truncated | (fresh & output.truncated),
+            counts=tally.counts + count_steps(*rows),
         )
         return (obs, state, key, tally), seen
 
     return jax.lax.scan(act, carry, None, length=_CHUNK)
 
 
-def _rate(step: PlannedStep, wins: int, *, episodes: int) -> StepRate:
+def _rate(step: PlannedStep, wins: int, ends: StepEnds, *, episodes: int) -> StepRate:
     low, high = wilson(wins, episodes)
     return StepRate(
         skill=step.skill,
@@ -325,4 +331,5 @@ def _rate(step: PlannedStep, wins: int, *, episodes: int) -> StepRate:
         success_rate=wins / episodes,
         low=low,
         high=high,
+        ends=ends,
     )

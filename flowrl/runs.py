@@ -44,7 +44,8 @@ LAYERS = tuple(f"dense_{number}" for number in range(_HIDDEN_LAYERS + 1))
 class PlannedStep:
     """One line of a run's plan: which skill, how often, by which expert (global index).
 
-    It may take `max_steps` environment steps (None: `--max_task_steps`), and leaves `gains`.
+    It may take `max_steps` environment steps (None: `--max_task_steps`), and leaves `gains`. Later
+    steps need what it `keeps`, and the `facts` that other steps have brought about.
     """
 
     skill: SkillName
@@ -52,6 +53,8 @@ class PlannedStep:
     expert: Natural
     max_steps: Positive | None = None
     gains: Mapping[str, Natural] = field(default_factory=dict)  # item → least amount
+    keeps: Mapping[str, Natural] = field(default_factory=dict)  # item → least amount
+    facts: Mapping[str, Natural] = field(default_factory=dict)  # near_table → step that is done
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +118,12 @@ class TrainingRun:
     approvals: tuple[CodeApproval, ...] = ()  # on the functions of its plan's steps
     anew: bool = False  # its own expert, although trained before, begins from nothing
 
+    @property
+    def trained(self) -> tuple[int, ...]:
+        """The frames that each of its experts had before."""
+        frames = {version.index: version.frames for version in self.ancestors}
+        return tuple(frames.get(index, 0) for index in self.experts)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertReport:
@@ -148,6 +157,23 @@ class Rates:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepEnds:
+    """A count of attempts at a step of the plan; begun = done + died + cut + running.
+
+    It is cut by the time limit, of the step or of the episode.
+    """
+
+    begun: Natural
+    done: Natural
+    died: Natural
+    cut: Natural
+    running: Natural
+    timesteps: Natural
+    causes: Mapping[str, Natural] = field(default_factory=dict)  # of deaths; none of other games
+    kept: Mapping[str, Natural] = field(default_factory=dict)  # of done + cut, with what it keeps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
     """The result of a run; written last, only by a whole run. The sum of `acted` is `frames`.
 
@@ -167,6 +193,7 @@ class RunResult:
     stopped: EarlyEnd = ""  # why it ended before its goal and its budget
     kept_update: Natural | None = None
     last_success_rate: Share | None = None
+    step_ends: tuple[StepEnds, ...] = ()  # one per step of the plan, of the last updates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,6 +32,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from benchmarking import Pair, Row, arguments, paired, report, seconds_of
 
 UPDATES = 8  # per round
@@ -220,7 +221,7 @@ def learning(run: Any, learner: Any) -> dict[str, Callable[[], object]]:
             run.env,
             programs,
             learner,
-            Hyperparameters.of(run.config, run.config.lr),
+            Hyperparameters.of(run.config, np.full(run.env.num_experts, run.config.lr)),
             threads=threads,
         )
     state, *others = given

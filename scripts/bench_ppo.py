@@ -109,7 +109,8 @@ def _parts(case: str, run: Opened, last: UpdateReport, *, updates: int) -> list[
     """What one of flowrl's updates consists of; the learner of `last` is donated."""
     env, programs = run.env, run.programs
     state, shards = last.learner
-    hyper, go_on = Hyperparameters.of(run.config, run.config.lr), np.zeros(1, np.int32)
+    rates, go_on = np.full(env.num_experts, run.config.lr), np.zeros(1, np.int32)
+    hyper = Hyperparameters.of(run.config, rates)
     seconds: dict[str, list[float]] = {"acting": [], "learning": [], "restocking": []}
     threads = ThreadPoolExecutor(len(shards))
     for _ in range(updates):

@@ -11,6 +11,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 from training_cases import opened, planned
 
 from flowrl.config import PPOConfig, parse
@@ -32,7 +33,7 @@ def main() -> None:
     print(f"ready after {time.perf_counter() - began:.1f} s")
     learner, seconds = run.learner, []
     threads = ThreadPoolExecutor(len(learner.shards))
-    hyper = Hyperparameters.of(config, config.lr)
+    hyper = Hyperparameters.of(config, np.full(run.env.num_experts, config.lr))
     for _ in range(UPDATES):
         began = time.perf_counter()
         learner, _ = update(run.env, run.programs, learner, hyper, threads=threads)

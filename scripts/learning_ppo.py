@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import jax
+import numpy as np
 from baseline_envs import TaskEnv
 from baseline_ppo import Baseline
 from benchmarking import Row
@@ -115,7 +116,8 @@ def _ours(goal: Goal, seed: int) -> tuple[Reached, int]:
     threads = ThreadPoolExecutor(len(learner.shards))
     reached, began = None, time.perf_counter()
     for number in range(MOST_UPDATES):
-        hyper = Hyperparameters.of(config, learning_rate(config, number))
+        rates = np.full(env.num_experts, learning_rate(config, number))
+        hyper = Hyperparameters.of(config, rates)
         learner, stats = update(env, run.programs, learner, hyper, threads=threads)
         success = stats.task_success[..., env.num_tasks - 1]
         steps = (number + 1) * stats.done.size

@@ -24,13 +24,15 @@ from flowrl.measures.success import EvaluationReport, StepRate
 from flowrl.networks.grouped import pack
 from flowrl.networks.moe import ActorCritic
 from flowrl.program_cache import ProgramCache
+from flowrl.runs import StepEnds
 from tests.networks.making import init_experts
 
 
 @pytest.mark.parametrize("name", ["[red]x[/red]", "[/]", ":skull:"])
 def test_a_name_is_shown_as_it_is(name, monkeypatch, capsys):
+    ends = StepEnds(begun=4, done=3, died=1, cut=0, running=0, timesteps=48)
     step = StepRate(
-        skill=name, count=1, expert=7, successes=3, success_rate=0.75, low=0.3, high=0.95
+        skill=name, count=1, expert=7, successes=3, success_rate=0.75, low=0.3, high=0.95, ends=ends
     )
     found = EvaluationReport(
         graph="g",
@@ -63,7 +65,7 @@ class Dice:
     reward = 1.0
     game, observation_size = SimpleNamespace(num_actions=3), 2
     module = SimpleNamespace(experts=(0, 1), tasks=("throw", "throw again"))
-    plan = np.int32(0)
+    plan, num_counts = np.int32(0), 6
 
     def new_world(self, key: jax.Array) -> Any:
         return {"number": jax.random.uniform(key)}
@@ -108,6 +110,8 @@ class Dice:
             task_success=state.success,
             lied=~done & done,
             explored=~done & done,
+            kept=jnp.zeros(0, bool),
+            cause=jnp.zeros(0, bool),
             episode_length=state.length,
             episode_return=state.total,
         )
@@ -118,15 +122,7 @@ def first_episodes(env: BatchedEnv, params: Any, key: jax.Array, count: int) -> 
     act = jax.jit(partial(evaluate._chunk, env, "tanh"))
     reset_key, key = jax.random.split(key)
     obs, state = env.reset(reset_key, count)
-    tally = Tally(
-        over=jnp.zeros(count, bool),
-        success=jnp.zeros((count, 8), bool),
-        lied=jnp.zeros((count, 8), bool),
-        length=jnp.zeros(count, jnp.int32),
-        total=jnp.zeros(count, jnp.float32),
-        clipped=jnp.zeros(count, jnp.int32),
-        truncated=jnp.zeros(count, bool),
-    )
+    tally = evaluate._tally(env, state, count)
     while not bool(tally.over.all()):
         (obs, state, key, tally), _ = act(pack(params), (obs, state, key, tally))
     return tally

@@ -9,6 +9,7 @@ from flowrl.api import EPISODES, SEED, evaluate
 from flowrl.arguments import ReportCommand, SkillArgument
 from flowrl.config import Positive, Sandbox
 from flowrl.measures.success import EvaluationReport
+from flowrl.runs import StepEnds
 from flowrl.storage.records import Share
 
 
@@ -53,7 +54,14 @@ def _lines(report: EvaluationReport) -> list[str]:
     for one in report.steps:
         interval = f"95 % interval {one.low:.1%} to {one.high:.1%}"
         rate = f"{one.success_rate:.1%} succeed ({interval})"
-        lines.append(f"{one.count} x {one.skill}, expert {one.expert}: {rate}")
+        lines.append(f"{one.count} x {one.skill}, expert {one.expert}: {rate}{_ended(one.ends)}")
     if report.clipped_rewards:
         lines.append(f"{report.clipped_rewards:,} rewards were clipped to ±10,000")
     return lines
+
+
+def _ended(ends: StepEnds) -> str:
+    """The endings of episodes in a step, as the end of a line."""
+    killed = "".join(f", {number} of {cause}" for cause, number in ends.causes.items())
+    died = f"; {ends.died} died in it{killed}" if ends.died else ""
+    return died + (f"; {ends.cut} were cut by the time limit" if ends.cut else "")

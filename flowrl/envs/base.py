@@ -53,10 +53,43 @@ class StepOutput(NamedTuple):
     """bool[B]: the task was completed, and the inventory lacks what its skill gains."""
     explored: jax.Array
     """bool[B]: the player came into a cell of the world in which it was not in this task."""
+    kept: jax.Array
+    """bool[B, K]: what later tasks need is there: items, then facts; also where none is needed."""
+    cause: jax.Array
+    """bool[B, C]: which of the game's causes it is, if the player died."""
     episode_length: jax.Array
     """int32[B]: steps of this episode so far, this one included."""
     episode_return: jax.Array
     """f32[B]: undiscounted sum of this episode's rewards so far, this one included."""
+
+
+COUNTS = ("begun", "done", "lied", "died", "cut", "timesteps")  # of each task
+
+
+def count_steps(output: StepOutput, of: jax.Array | None = None) -> jax.Array:
+    """Count what came of each task in steps `[T, B]`: int32 `[tasks, 6 + C + K]`.
+
+    Columns are those of COUNTS, deaths by cause, and for each thing that may be kept the tasks that
+    ended alive with it. The tasks begun count those of new episodes, not the first ones of all.
+    With `of`, bool `[T, B]`, only those steps are counted; float32 is exact up to 2²⁴ of them.
+    """
+    of = jnp.ones_like(output.done) if of is None else of
+    acted = jax.nn.one_hot(output.task, output.task_success.shape[-1]) * of[..., None]
+    completed = (acted.astype(bool) & output.task_success).any(axis=-1)
+    died = output.done & ~completed & ~output.truncated
+    handed_on = completed & ~output.done
+    events = [handed_on, completed, output.lied, died, output.truncated, jnp.ones_like(died)]
+    killed = output.cause & died[..., None]
+    kept = output.kept & (completed | output.truncated)[..., None]
+    columns = jnp.concatenate([jnp.stack(events, axis=-1), killed, kept], axis=-1)
+    counts = jnp.einsum("tbk,tbc->kc", acted, columns.astype(jnp.float32))
+    begun = jnp.concatenate([(output.done & of).sum()[None].astype(jnp.float32), counts[:-1, 0]])
+    return counts.at[:, 0].set(begun).astype(jnp.int32)
+
+
+def claims_of(counts: Any) -> Any:
+    """int[tasks, 2]: how often each task was done, and how often without its gains."""
+    return counts[:, [COUNTS.index("done"), COUNTS.index("lied")]]
 
 
 def is_clipped(reward: jax.Array) -> jax.Array:

@@ -70,6 +70,10 @@ class Task:
     max_steps: int | None = None
     gains: Mapping[str, int] = field(default_factory=dict)
     """Item → how much of it the inventory must hold when the step is done."""
+    keeps: Mapping[str, int] = field(default_factory=dict)
+    """Item → how much of it later steps need besides."""
+    facts: Mapping[str, int] = field(default_factory=dict)
+    """Fact that later steps need → number of the step before whose done-condition says it."""
     digest: str = ""
     """Of the code of both functions, as `code_digest` computes it."""
 
@@ -169,6 +173,8 @@ def _task(frame: _Frame, k: int, approvals: Mapping[str, CodeApproval] | None) -
         expert_local=frame.experts.index(step.expert),
         max_steps=step.max_steps,
         gains=step.gains,
+        keeps=step.keeps,
+        facts=step.facts,
         digest=digest,
     )
 
@@ -208,25 +214,26 @@ def _read(source: Path | str) -> _Frame:
         raise _refusal(place, lines["PLAN"], "PLAN is not a list of steps")
     steps: list[PlannedStep] = []
     for value in plan:
-        if (step := _step(value, game, experts)) is None:
+        if (step := _step(value, game, experts, before=len(steps))) is None:
             what = f"step {len(steps)} of PLAN needs a skill, a count up to {game.largest_count} "
             what += f"and an expert of {experts}; it may have max_steps, up to {MOST_STEPS}, and "
-            raise _refusal(place, lines["PLAN"], f"{what}gains")
+            raise _refusal(place, lines["PLAN"], f"{what}gains, keeps and facts")
         steps.append(step)
     _compare(body, _frame_of(game, experts, lines["PLAN"], steps), place)
     functions = [line for line in body[-3 * len(plan) :] if isinstance(line, ast.FunctionDef)]
     return _Frame(place=place, game=game, experts=experts, plan=steps, functions=functions)
 
 
-def _step(value: Any, game: Game, experts: Collection[int]) -> PlannedStep | None:
-    """A step of PLAN; None if it is malformed or not for this game and these experts."""
+def _step(value: Any, game: Game, experts: Collection[int], *, before: int) -> PlannedStep | None:
+    """A step of PLAN after some others; None if it is malformed or not for this game."""
     try:
         step = records.from_json(PlannedStep, value)
     except records.MalformedError:
         return None
-    amounts = [step.max_steps or 1, *step.gains.values()]
+    amounts = [step.max_steps or 1, *step.gains.values(), *step.keeps.values()]
     fits = step.expert in experts and 0 < step.count <= game.largest_count
-    fits &= None not in value.values() and step.gains.keys() <= game.items
+    fits &= None not in value.values() and {*step.gains, *step.keeps} <= game.items
+    fits &= all(number < before for number in step.facts.values())
     return step if fits and max(amounts) <= MOST_STEPS else None
 
 

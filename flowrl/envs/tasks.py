@@ -21,12 +21,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from flowrl.envs.base import REWARD_LIMIT, StepOutput
+from flowrl.envs.base import COUNTS, REWARD_LIMIT, StepOutput
 from flowrl.envs.sight import nearest, not_visited, visit, window
 from flowrl.envs.skill_module import SuccessFunctions, Task, TaskModule
 from flowrl.errors import ConfigError, FalseGainError, SkillError
 from flowrl.games.base import COUNT, Engine, Game, WorldStep, find_game
 from flowrl.games.random_play import settle
+from flowrl.runs import StepEnds
 from flowrl.skills.skill import load_library
 from flowrl.skills.validation.cache import code_digest, parsed_function
 from flowrl.skills.validation.execution import execute_functions
@@ -54,6 +55,12 @@ class Plan(NamedTuple):
     """int32[]: the plan's last step."""
     gains: Any
     """int32[columns, items]: the least that the inventory holds when a step is done."""
+    keeps: Any
+    """int32[columns, items]: how much of each item later steps need after a step."""
+    facts: Any
+    """bool[columns, functions]: of which functions the done-condition must hold after a step."""
+    bound: Any
+    """bool[]: a step is done only while all that later steps need is kept."""
 
 
 class WalkState(NamedTuple):
@@ -81,7 +88,12 @@ class WalkState(NamedTuple):
 
 
 def make_env(
-    env_name: str, module: TaskModule, *, max_task_steps: int, sight: bool = False
+    env_name: str,
+    module: TaskModule,
+    *,
+    max_task_steps: int,
+    sight: bool = False,
+    keep_needs: bool = False,
 ) -> SkillEnv:
     """A game that walks the module's plan.
 
@@ -89,6 +101,7 @@ def make_env(
       max_task_steps: an episode is cut when one task takes as many steps, unless the task has a
         limit of its own.
       sight: experts see the columns of `envs.sight` beside the game's observation.
+      keep_needs: a step is done only while the player still has what later steps need.
 
     Raises:
       ConfigError: the game is unknown.
@@ -101,6 +114,7 @@ def make_env(
             "write it again with generate_module_with_remapping"
         )
     functions, plan = shared_functions(module, max_task_steps=max_task_steps)
+    plan = plan._replace(bound=np.asarray(keep_needs))
     return SkillEnv(game=game, module=module, functions=functions, plan=plan, sight=sight)
 
 
@@ -124,6 +138,11 @@ class SkillEnv:
     def observation_size(self) -> int:
         """Length of one observation."""
         return self.game.observed(sight=self.sight)
+
+    @property
+    def num_counts(self) -> int:
+        """Columns of `count_steps`."""
+        return len(COUNTS) + sum(map(len, (self.game.causes, self.game.items, self.functions)))
 
     @cached_property
     def engine(self) -> Engine:
@@ -160,7 +179,7 @@ class SkillEnv:
             raise ConfigError(f"{name}: {problem}; see flowrl check --game {name}")
         if not self.sight:
             return seen
-        parts = [seen, self._of_step(state)]
+        parts = [seen, self._of_step(state), self._spare(state)]
         if self.game.view:
             parts.append(nearest(seen, self.game.view))
         if self._cells:
@@ -172,6 +191,16 @@ class SkillEnv:
         lack = jnp.maximum(state.plan.gains[state.task] - self._held(state.world), 0).sum()
         left = 1.0 - state.task_length / state.plan.limit[state.task]
         return jnp.stack([_LACK_SCALE * lack, left]).astype(jnp.float32)
+
+    def _spare(self, state: WalkState) -> jax.Array:
+        """f32[items]: of what later steps need, 1 where no more is held, less the more is spare.
+
+        It is negative where some is lacking, and 0 of what is not needed.
+        """
+        keeps = state.plan.keeps[state.task]
+        spare = (self._held(state.world) - keeps).astype(jnp.float32)
+        spare = jnp.where(spare < 0, _LACK_SCALE * spare, 1 / (1 + jnp.maximum(spare, 0)))
+        return jnp.where(keeps > 0, spare, 0.0)
 
     @property
     def _cells(self) -> tuple[int, int] | None:
@@ -194,23 +223,30 @@ class SkillEnv:
         """Take one action, without a reset: after `done` the state is that of the old episode."""
         world, env_reward = self.engine.step(key, state.world, action)
         world = settle(world)
-        over = self.engine.is_over(world)
-        completed, earned = self._success_and_reward(
-            state,
-            WorldStep(
-                state.world,
-                world,
-                jnp.asarray(env_reward, jnp.float32),
-                timestep=state.task_length + 1,
-                episode_timestep=state.length + 1,
-            ),
+        over, plan, task = self.engine.is_over(world), state.plan, state.task
+        step = WorldStep(
+            state.world,
+            world,
+            jnp.asarray(env_reward, jnp.float32),
+            timestep=state.task_length + 1,
+            episode_timestep=state.length + 1,
         )
-        lied = completed & (self._held(world) < state.plan.gains[state.task]).any()
+        done, earned = self._success_and_reward(state, step)
+        held = self._held(world)
+        kept = jnp.concatenate([held >= plan.keeps[task], done | ~plan.facts[task]])
+        completed = done[plan.functions[task]] & (kept.all() | ~plan.bound)
+        lied = completed & (held < plan.gains[task]).any()
         walked, output = self._walk(state, world, completed=completed, earned=earned, over=over)
         visited, explored = self._visit(state.visited, world)
         anew, _ = self._visit(jnp.zeros_like(visited), world)
         walked = walked._replace(visited=jnp.where(completed, anew, visited))
-        return walked, output._replace(lied=lied, explored=explored)
+        cause, causes = self._cause(step), jnp.arange(len(self.game.causes))
+        output = output._replace(lied=lied, explored=explored, kept=kept, cause=causes == cause)
+        return walked, output
+
+    def _cause(self, step: WorldStep) -> jax.Array:
+        """int32[]: what the player died of, if it did."""
+        return self.engine.cause(step) if self.game.causes else jnp.zeros((), jnp.int32)
 
     def _held(self, world: Any) -> jax.Array:
         """int32[items]: how much of each of the game's items is in the inventory."""
@@ -260,15 +296,17 @@ class SkillEnv:
             task_success=walked.success,
             lied=jnp.zeros_like(completed),
             explored=jnp.zeros_like(completed),
+            kept=jnp.zeros(0, bool),
+            cause=jnp.zeros(0, bool),
             episode_length=walked.length,
             episode_return=walked.total,
         )
 
     def _success_and_reward(self, state: WalkState, step: WorldStep) -> tuple[jax.Array, jax.Array]:
-        """Return whether the current task is done, bool[], and the reward and potential, f32[2].
+        """Return which functions are done, bool[functions], and the task's reward and potential.
 
         All functions are computed and one value is picked: under vmap a switch would do the same.
-        A potential that a reward function does not return is 0.
+        Reward and potential are f32[2]. A potential that a reward function does not return is 0.
         """
         pairs, count = self.functions.values(), state.plan.count[state.task]
         called = [function for pair in pairs for function in (pair.is_done, pair.reward)]
@@ -284,8 +322,7 @@ class SkillEnv:
         done = [value(pair, pair.is_done).astype(bool) for pair in pairs]
         earned = [value(pair, pair.reward).astype(jnp.float32) for pair in pairs]
         earned = [each if each.ndim else jnp.stack([each, jnp.zeros_like(each)]) for each in earned]
-        chosen = state.plan.functions[state.task]
-        return jnp.stack(done)[chosen], jnp.stack(earned)[chosen]
+        return jnp.stack(done), jnp.stack(earned)[state.plan.functions[state.task]]
 
 
 def shared_functions(
@@ -308,15 +345,26 @@ def shared_functions(
         return np.pad(given, (0, columns - len(given)))
 
     tasks, items = module.tasks, sorted(module.game.items)
+
+    def amounts(of_tasks: Iterable[Mapping[str, int]]) -> np.ndarray:
+        given = np.zeros((columns, len(items)), np.int32)
+        for number, of_task in enumerate(of_tasks):
+            given[number] = [of_task.get(item, 0) for item in items]
+        return given
+
+    facts = np.zeros((columns, len(functions)), bool)
+    for number, task in enumerate(tasks):
+        facts[number, [numbers[chosen[step]] for step in task.facts.values()]] = True
     return functions, Plan(
         functions=row(numbers[key] for key in chosen),
         count=row(task.count for task in tasks),
         limit=row(task.max_steps or max_task_steps for task in tasks),
         expert=row(task.expert_local for task in tasks),
         last=np.asarray(len(tasks) - 1, np.int32),
-        gains=np.stack([row(task.gains.get(item, 0) for task in tasks) for item in items], axis=-1)
-        if items
-        else np.zeros((columns, 0), np.int32),
+        gains=amounts(task.gains for task in tasks),
+        keeps=amounts(task.keeps for task in tasks),
+        facts=facts,
+        bound=np.asarray(False),
     )
 
 
@@ -339,6 +387,37 @@ def check_gains(tasks: Sequence[Task], claims: Any, *, ended: bool = True) -> No
                 f"{task.skill} × {task.count} was done {done} times, {lied} of them without "
                 f"{gains} in the inventory; correct its task_is_done or its gain"
             )
+
+
+def step_ends(module: TaskModule, counts: Any, running: Any = None) -> tuple[StepEnds, ...]:
+    """Count what came of each step of a module's plan.
+
+    Args:
+      counts: int `[tasks, …]`, as `count_steps` says.
+      running: int `[tasks]`, steps under way at the end; none by default.
+    """
+    _, plan = shared_functions(module, max_task_steps=1)
+    items, causes = sorted(module.game.items), module.game.causes
+    first_item = len(COUNTS) + len(causes)
+    first_fact, ends = first_item + len(items), []
+    running = np.zeros(len(module.tasks), int) if running is None else running
+    for task, row, under_way in zip(module.tasks, counts.tolist(), running.tolist(), strict=False):
+        named = dict(zip(COUNTS, row, strict=False))
+        facts = {fact: first_fact + plan.functions[step] for fact, step in task.facts.items()}
+        places = {item: first_item + items.index(item) for item in task.keeps} | facts
+        ended = {name: named[name] for name in ("done", "died", "cut")}
+        killed = zip(causes, row[len(COUNTS) :], strict=False)
+        ends.append(
+            StepEnds(
+                **ended,
+                begun=sum(ended.values()) + under_way,
+                running=under_way,
+                timesteps=named["timesteps"],
+                causes={cause: number for cause, number in killed if number},
+                kept={name: row[place] for name, place in places.items()},
+            )
+        )
+    return tuple(ends)
 
 
 @cache

@@ -24,7 +24,7 @@ _GROUP = "flowrl.games"
 COUNT = "n"  # the parameter of skill functions that is the count of the plan's step
 SIGHT_WINDOW = 5  # cells that an expert sees of where it has been, each way
 _NEAREST_COLUMNS = 5  # of each channel of the map
-_STEP_COLUMNS = 2  # what the step lacks, and its time left
+_STEP_COLUMNS = 2  # what the step lacks, and its time left; beside one for each item
 INVENTORIES = ("inventory", "inventory_diff")  # features whose fields are the game's items
 # pyproject.toml lists the same two; a source tree that is not installed has no entry points.
 SHIPPED = {
@@ -68,6 +68,10 @@ class Engine(Protocol):
         """int32 `[2]`: row and column of the player's coarse cell; asked of games with `cells`."""
         ...
 
+    def cause(self, step: WorldStep) -> Any:
+        """int32[]: index into `Game.causes`, if the player died; asked of games with causes."""
+        ...
+
     def is_over(self, world: Any) -> Any:
         """bool[]: the player is dead, or has won; flowrl sets the time limits."""
         ...
@@ -99,6 +103,8 @@ class Game:
     there is nothing, and the player is in the middle. Without, no nearest cells are seen."""
     cells: tuple[int, int] | None = None
     """Rows and columns of the world in coarse cells. Without, nobody knows where it has been."""
+    causes: tuple[str, ...] = ()
+    """What a player may die of. Without, deaths are counted by no cause."""
     capacity: int
     """How many of each item the inventory holds."""
     features: Mapping[str, str]
@@ -128,7 +134,8 @@ class Game:
             return self.observation_size
         nearest = _NEAREST_COLUMNS * self.view[2] if self.view else 0
         visited = SIGHT_WINDOW**2 if self.cells else 0
-        return self.observation_size + nearest + _STEP_COLUMNS + visited
+        of_step = _STEP_COLUMNS + len(self.items)
+        return self.observation_size + nearest + of_step + visited
 
     @property
     def import_line(self) -> str:

@@ -77,6 +77,7 @@ _FEATURES = {
     "env_reward": "float: the game's own reward of this timestep",
     "health_penalty": "float: 0.1 × health lost in this timestep, 0 or negative",
 }
+_NEEDS = ("hunger", "thirst", "fatigue", "other")
 _LIBRARY = Path(__file__).parents[1] / "skills" / "library"
 
 
@@ -118,6 +119,7 @@ CLASSIC = _game(
     observation_size=1345,
     view=(7, 9, 21),
     cells=(16, 16),
+    causes=("lava", "asleep", "zombie", "arrow", *_NEEDS),  # as the engine tells them apart
     num_actions=17,
     enums=_enums(
         blocks=_CLASSIC_BLOCKS, actions=_CLASSIC_ACTIONS, achievements=_CLASSIC_ACHIEVEMENTS
@@ -131,6 +133,7 @@ FULL = _game(
     observation_size=8268,
     view=(9, 11, 83),
     cells=(9 * 14, 12),  # of nine floors, two rows apart
+    causes=("lava", "asleep", "mob", "arrow", *_NEEDS),
     num_actions=43,
     enums=_enums(
         blocks=_CLASSIC_BLOCKS + _MORE_BLOCKS,

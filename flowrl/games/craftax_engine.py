@@ -72,6 +72,10 @@ class CraftaxEngine:
         rows = -(-world.map.shape[-2] // _CELL) + _BETWEEN_FLOORS
         return jnp.stack([row + floor * rows, column]).astype(jnp.int32)
 
+    def cause(self, step: WorldStep) -> jax.Array:
+        """int32[]: index into `Game.causes`, if the player died in this timestep."""
+        return _cause(step, self._constants)
+
     def is_over(self, world: Any) -> jax.Array:
         """bool[]: the player is dead, or has won."""
         return self._env.is_terminal(world, self._params)
@@ -129,6 +133,36 @@ class CraftaxEngine:
             return _Constants.of(self._package)
 
 
+def _cause(step: WorldStep, known: _Constants) -> jax.Array:
+    """The cause of the player's death; where several things hurt, the first of `Game.causes`.
+
+    A mob that hits begins to wait as long as none does otherwise; a projectile that hits is gone.
+    """
+    before, after, classic = step.before, step.after, known.package.endswith("_classic")
+    melee = [getattr(world, _MOBS[known.package][0]) for world in (before, after)]
+    shots = before.arrows if classic else before.mob_projectiles
+    ways = before.arrow_directions if classic else before.mob_projectile_directions
+    if not classic:
+        level = before.player_level
+        *melee, shots, ways = jax.tree.map(lambda leaf: leaf[level], (*melee, shots, ways))
+    was, now = melee
+    hit = (was.mask & (now.attack_cooldown > was.attack_cooldown)).any()
+    lost = before.player_health - after.player_health
+    hit &= lost > 0
+    reaches = (shots.position + ways == after.player_position).all(axis=-1)
+    found = [
+        _block_at(known, _blocks(after), after.player_position) == known.lava,
+        hit & before.is_sleeping,
+        hit,
+        (shots.mask & reaches).any() | (lost > 1),  # one that was shot in this timestep
+        after.player_food <= 0,
+        after.player_drink <= 0,
+        after.player_energy <= 0,
+        True,
+    ]
+    return jnp.argmax(jnp.stack([jnp.asarray(each, bool) for each in found])).astype(jnp.int32)
+
+
 def moments_file(package: str) -> Path:
     """Return the file of the moments of a Craftax package."""
     return Path(__file__).parent / "moments" / f"{package.rpartition('.')[2]}.npz"
@@ -149,6 +183,7 @@ class _Constants:
     package: str
     num_blocks: int
     out_of_bounds: int
+    lava: int
     directions: np.ndarray
     """int32[actions, 2]: the step of each direction."""
     cells: np.ndarray
@@ -162,6 +197,7 @@ class _Constants:
             package=package,
             num_blocks=len(constants.BlockType),
             out_of_bounds=constants.BlockType.OUT_OF_BOUNDS.value,
+            lava=constants.BlockType.LAVA.value,
             directions=np.asarray(constants.DIRECTIONS),
             cells=_cells_in_view(*constants.OBS_DIM),
             view=constants.OBS_DIM,

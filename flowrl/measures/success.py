@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from flowrl.runs import StepEnds
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRate:
@@ -16,6 +18,7 @@ class StepRate:
     success_rate: float
     low: float
     high: float
+    ends: StepEnds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ import hashlib
 import logging
 import re
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -34,7 +34,7 @@ from flowrl.errors import (
 )
 from flowrl.experts import repair
 from flowrl.experts.store import ExpertStore, check_digest, refuse_misplaced
-from flowrl.games.base import env_sizes, find_game
+from flowrl.games.base import COUNT, env_sizes, find_game
 from flowrl.launchers.run_status import becomes_free, lock_held
 from flowrl.paths import GraphPaths, RunPaths, printable
 from flowrl.runs import (
@@ -132,7 +132,7 @@ def prepare_training_run(  # noqa: PLR0913
         skill=skill,
         expert=expert,
         attempt=attempt,
-        plan=tuple(_planned(step, graph, experts, config.env_name) for step in steps),
+        plan=_planned(steps, graph, experts, config.env_name),
         experts=build_remapping([experts[need] for need in needs], expert).experts,
         ancestors=(),
         config=configs.to_json(config),
@@ -149,17 +149,38 @@ def prepare_training_run(  # noqa: PLR0913
 
 
 def _planned(
-    step: Step, graph: SkillGraph, experts: Mapping[str, int], env_name: str
-) -> PlannedStep:
-    """The line of a run's plan for a step of a skill's plan."""
-    skill = graph.skills[step.skill]
-    return PlannedStep(
-        skill=step.skill,
-        count=step.count,
-        expert=experts[step.skill],
-        max_steps=skill.max_steps,
-        gains=_counted_gains(skill, step.count, env_name),
-    )
+    steps: Sequence[Step], graph: SkillGraph, experts: Mapping[str, int], env_name: str
+) -> tuple[PlannedStep, ...]:
+    """The lines of a run's plan for the steps of a skill's plan."""
+    items, planned = find_game(env_name).items, []
+    for number, (step, kept) in enumerate(zip(steps, graph.kept(steps), strict=True)):
+        skill, before = graph.skills[step.skill], [graph.skills[it.skill] for it in steps[:number]]
+        line = PlannedStep(
+            skill=step.skill,
+            count=step.count,
+            expert=experts[step.skill],
+            max_steps=skill.max_steps,
+            gains=_counted_gains(skill, step.count, env_name),
+            keeps={item: amount for item, amount in kept.items() if item in items},
+            facts=_facts(kept.keys() - items, before),
+        )
+        planned.append(line)
+    return tuple(planned)
+
+
+def _facts(names: Iterable[str], before: Sequence[Skill]) -> dict[str, int]:
+    """For each fact the newest of the steps before that brought it about, by its number.
+
+    One whose done-condition depends on a count is left out: that of another step means another.
+    """
+    facts = {}
+    for name in sorted(names):
+        number = max(number for number, skill in enumerate(before) if name in skill.gain)
+        skill = before[number]
+        asks = {argument.arg for argument in parsed_function(skill.is_done).args.args}
+        if name in skill.ephemeral and COUNT not in asks:
+            facts[name] = number
+    return facts
 
 
 def _copied(store: ExpertStore, run: TrainingRun, skill: str) -> ExpertVersion | None:
@@ -344,7 +365,8 @@ def _head(run: TrainingRun) -> str:
 
 def _entry(step: PlannedStep) -> str:
     entry = {"skill": step.skill, "count": step.count, "expert": step.expert}
-    more = {"max_steps": step.max_steps, "gains": dict(step.gains)}
+    more = {"max_steps": step.max_steps}
+    more |= {name: dict(getattr(step, name)) for name in ("gains", "keeps", "facts")}
     return repr({**entry, **{key: value for key, value in more.items() if value}})
 
 

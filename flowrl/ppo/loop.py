@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -56,7 +56,7 @@ class UpdateReport:
     episodes: EpisodeLog
     rates: Rates
     figures: dict[str, float]
-    claims: np.ndarray  # int[tasks, 2], steps done in this start, and those without their gains
+    counts: np.ndarray  # int[tasks, …], since the report before: see `count_steps`
     reached: bool  # whether the success rate ends the run early
     ended: bool  # whether this update is the last one
     stop: int  # exit code to stop with, if some process was asked to; else 0
@@ -77,6 +77,13 @@ def learning_rate(config: PPOConfig, updates: int) -> float:
     steps = max(config.total_timesteps, config.schedule_timesteps)
     left = max(0.0, 1.0 - updates / num_updates(replace(config, total_timesteps=steps)))
     return config.lr * left if config.anneal_lr else config.lr
+
+
+def settled(config: PPOConfig, frames: np.ndarray) -> np.ndarray:
+    """The share of the learning rate with which experts that have so many frames learn on."""
+    if not config.settled_frames:
+        return np.ones(len(frames))
+    return config.settled_frames / (config.settled_frames + frames)
 
 
 def start(
@@ -100,12 +107,14 @@ def train(  # noqa: PLR0913
     *,
     learner: Learner,
     counters: Counters,
+    trained: Sequence[int] = (),
     episodes: EpisodeLog | None = None,
     stop: Callable[[], int | None] = lambda: None,
 ) -> Iterator[UpdateReport]:
     """Update, at least once, until the budget is spent or success is frequent enough.
 
     `stop` is called in every update when it has acted; all processes report its exit code.
+    `trained` has the frames that each expert had before the run.
 
     Reports come after updates at which all devices have the same parameters: every
     `grad_sync_period`-th one and the last. `learner` is donated. `episodes` are those seen before,
@@ -115,8 +124,10 @@ def train(  # noqa: PLR0913
       TrainingError: a loss or a parameter is not finite.
     """
     episodes = episodes or EpisodeLog(config.num_envs, env.num_tasks)
-    claims, code = np.zeros((env.num_tasks, 2), np.int64), 0
-    updates = _updates(env, config, programs, learner=learner, counters=counters, stop=stop)
+    counts, code = 0, 0
+    updates = _updates(
+        env, config, programs, learner=learner, counters=counters, trained=trained, stop=stop
+    )
     for after, counted, stats, whole in updates:
         code = max(code, int(stats.stop))
         episodes.add(
@@ -125,7 +136,9 @@ def train(  # noqa: PLR0913
             length=stats.episode_length,
             total=stats.episode_return,
         )
-        claims = claims + stats.claims[: env.num_tasks]
+        of_update = stats.counts[: env.num_tasks].astype(np.int64)
+        episodes.count(of_update, ended=int(stats.done.sum()))
+        counts = counts + of_update
         if not whole:
             continue
         rates = episodes.rates()
@@ -136,22 +149,24 @@ def train(  # noqa: PLR0913
             episodes=episodes,
             rates=rates,
             figures={name: float(figure) for name, figure in stats.figures.items()},
-            claims=claims,
+            counts=counts,
             reached=reached,
             ended=reached or counted.updates >= num_updates(config),
             stop=code,
         )
+        counts = 0
         if reached:
             return
 
 
-def _updates(
+def _updates(  # noqa: PLR0913
     env: WalkingEnv,
     config: PPOConfig,
     programs: Programs,
     *,
     learner: Learner,
     counters: Counters,
+    trained: Sequence[int],
     stop: Callable[[], int | None],
 ) -> Iterator[tuple[Learner, Counters, Stats, bool]]:
     """Update until the budget is spent; True if all devices have the same parameters then."""
@@ -160,7 +175,9 @@ def _updates(
     spent = False
     with ThreadPoolExecutor(max(len(placement.local), config.acting_threads or 1)) as threads:
         while not spent:
-            hyper = Hyperparameters.of(config, learning_rate(config, counters.updates))
+            frames = np.add(trained or 0, counters.acted)
+            rates = learning_rate(config, counters.updates) * settled(config, frames)
+            hyper = Hyperparameters.of(config, rates)
             learner, stats = update(env, programs, learner, hyper, threads=threads, stop=stop)
             counters = Counters(
                 updates=counters.updates + 1,

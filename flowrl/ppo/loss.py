@@ -15,6 +15,7 @@ class Hyperparameters(NamedTuple):
     """The numbers of an update that are data, f32 scalars; no program is made anew for them."""
 
     lr: Any
+    """f32[], or f32[E]: of each expert."""
     gamma: Any
     gae_lambda: Any
     clip_eps: Any
@@ -24,8 +25,8 @@ class Hyperparameters(NamedTuple):
     coverage_bonus: Any
 
     @classmethod
-    def of(cls, config: PPOConfig, lr: float) -> Hyperparameters:
-        """Those of a configuration, with this learning rate."""
+    def of(cls, config: PPOConfig, lr: Any) -> Hyperparameters:
+        """Those of a configuration, with this learning rate or that of each expert."""
         return cls(np.float32(lr), *(np.float32(getattr(config, it)) for it in cls._fields[1:]))
 
 

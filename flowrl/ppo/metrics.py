@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from flowrl.envs.base import COUNTS
 from flowrl.runs import Rates
 
 _LEAST_EPISODES = 256
@@ -36,6 +37,10 @@ class EpisodeLog:
         self._success = np.zeros((0, num_tasks), bool)
         self._length = np.zeros(0, np.int64)
         self._return = np.zeros(0)
+        # Of the newest updates: what came of each task, and how many episodes ended.
+        self._counts = np.zeros((0, num_tasks, len(COUNTS)), np.int64)
+        self._ended = np.zeros(0, np.int64)
+        self._under_way = num_envs * (np.arange(num_tasks) == 0)
 
     def add(self, *, done: Any, task_success: Any, length: Any, total: Any) -> None:
         """Add the episodes that ended in T steps of B environments.
@@ -56,6 +61,23 @@ class EpisodeLog:
         np.maximum.at(self._running, env, self._now + when + 1)
         self._now += done.shape[0]
         self._forget()
+
+    def count(self, counts: np.ndarray, *, ended: int) -> None:
+        """Add what came of each task in an update, int `[tasks, …]` as `count_steps` says.
+
+        Of the updates so far the newest ones are kept in which `size` episodes ended.
+        """
+        begun, done, _, died, cut = counts[:, :5].T
+        self._under_way = self._under_way + begun - done - died - cut
+        old = self._counts if len(self._counts) else self._counts[:0].reshape(0, *counts.shape)
+        self._counts, self._ended = np.append(old, counts[None], 0), np.append(self._ended, ended)
+        after = np.cumsum(self._ended[::-1])[::-1] - self._ended
+        keep = after < self.size
+        self._counts, self._ended = self._counts[keep], self._ended[keep]
+
+    def counts(self) -> tuple[np.ndarray, np.ndarray]:
+        """Sums of what came of tasks in the newest updates, and the tasks under way, int `[tasks]`."""
+        return self._counts.sum(axis=0), self._under_way
 
     def rates(self) -> Rates:
         """The rates of the newest episodes; zeros before the first has ended."""

@@ -61,7 +61,7 @@ def decay_unused(
       taken: int32 `[E]`, steps that each expert has taken before.
       steps: int32 `[E]`, steps that each expert takes now, none above `most`.
       most: bound of `steps`.
-      lr: f32 scalar.
+      lr: f32 scalar, or `[E]`.
     """
     first, second = moments
     root = jnp.sqrt(second)
@@ -73,7 +73,8 @@ def decay_unused(
         step = taken + k + 1
         weight = jnp.where(k < steps, _BETA_1 ** (k + 1) / (1 - _BETA_1**step), 0.0)
         shrunk = jnp.sqrt(_BETA_2 ** (k + 1) / (1 - _BETA_2**step))
-        return param - lr * of_expert(weight) * first / (of_expert(shrunk) * root + _EPSILON)
+        rate = of_expert(jnp.asarray(lr)) * of_expert(weight)
+        return param - rate * first / (of_expert(shrunk) * root + _EPSILON)
 
     moved = jax.lax.fori_loop(0, most, move, param, unroll=_UNROLLED)
     return moved, (first * of_expert(_BETA_1**steps), second * of_expert(_BETA_2**steps))
@@ -84,9 +85,11 @@ def _followed(params: Any, state: Any, *, lr: jax.Array) -> Any:
     adam = state[1]
 
     def move(param: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:
-        step = adam.count.reshape(-1, *[1] * (param.ndim - 1))
+        step, rate = (
+            jnp.reshape(numbers, (-1, *[1] * (param.ndim - 1))) for numbers in (adam.count, lr)
+        )
         mean, square = first / (1 - _BETA_1**step), second / (1 - _BETA_2**step)
-        return param - lr * mean / (jnp.sqrt(square) + _EPSILON)
+        return param - rate * mean / (jnp.sqrt(square) + _EPSILON)
 
     return jax.tree.map(move, params, adam.mu, adam.nu)
 

@@ -141,7 +141,7 @@ class _Shapes:
     def learning(self) -> tuple[Any, ...]:
         batch = self.placement.joined_like(jax.eval_shape(self.act, *self.acting)[1])
         stops = np.zeros(len(self.placement.devices), np.int32)
-        hyper = Hyperparameters.of(PPOConfig(), 0.0)
+        hyper = Hyperparameters.of(PPOConfig(), np.zeros(self.env.num_experts))
         return self._state(), (batch,) * self.placement.shards_each, hyper, stops
 
     def agreeing(self) -> tuple[Any, ...]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from flowrl import runs
 from flowrl.config import PPOConfig, flags
-from flowrl.envs.base import REWARD_LIMIT
+from flowrl.envs.base import COUNTS, REWARD_LIMIT
 from flowrl.errors import format_error
 from flowrl.paths import RunPaths, slug
 from flowrl.ppo.loop import (
@@ -73,6 +73,7 @@ class Reporter:
             run_id=self._run.run_id,
             total_frames=num_updates(config) * frames_per_update(config),
         )
+        self._counts: Any = 0  # since the last line of metrics.jsonl
         self._show("compiling", Counters(acted=()))
 
     def begin_training(self, counters: Counters) -> None:
@@ -91,10 +92,12 @@ class Reporter:
         now, last = time.monotonic(), update.ended
         share = update.figures.get("clipped_rewards", 0.0)
         self._clipped += round(share * frames_per_update(self._config))
+        self._counts = self._counts + update.counts
         self._show("saving" if last else "training", update.counters, update.rates.step_success)
         if last or now - self._logged_at >= self._config.log_seconds:
             self._logged_at = now
             self._trackers.log(self._figures(update), frames=update.counters.frames)
+            self._counts = 0
 
     def close(self) -> None:
         """Close the trackers."""
@@ -117,6 +120,11 @@ class Reporter:
             f"success/{number}_{slug(step.skill)}": share
             for number, (step, share) in enumerate(zip(plan, rates.step_success, strict=True))
         }
+        counted = {
+            f"{name}/{number}_{slug(step.skill)}": int(count)
+            for number, (step, row) in enumerate(zip(plan, self._counts, strict=True))
+            for name, count in zip(COUNTS, row, strict=False)
+        }
         acted = zip(self._run.experts, counters.acted, strict=True)
         return {
             "updates": counters.updates,
@@ -124,6 +132,7 @@ class Reporter:
             "steps_per_second": runs.speed_since(self._progress.began, counters.frames),
             "success_rate": rates.success,
             **success,
+            **counted,
             "mean_episode_length": rates.mean_episode_length,
             "mean_episode_return": rates.mean_episode_return,
             "lr": learning_rate(self._config, counters.updates - 1),

@@ -119,6 +119,8 @@ def read_assignment(config: TrainConfig, module: TaskModule) -> Assignment:
             expert=module.experts[task.expert_local],
             max_steps=task.max_steps,
             gains=task.gains,
+            keeps=task.keeps,
+            facts=task.facts,
         )
         for task in module.tasks
     )

@@ -15,9 +15,9 @@ import numpy as np
 
 from flowrl import storage
 from flowrl.config import PPOConfig, num_shards
-from flowrl.envs.base import WalkingEnv
+from flowrl.envs.base import WalkingEnv, claims_of
 from flowrl.envs.skill_module import TaskModule, open_module
-from flowrl.envs.tasks import SkillEnv, check_gains, make_env
+from flowrl.envs.tasks import SkillEnv, check_gains, make_env, step_ends
 from flowrl.envs.vector import BatchedEnv
 from flowrl.errors import EXIT_RESUMABLE
 from flowrl.experts import checkpoint
@@ -68,7 +68,13 @@ def run(config: TrainConfig, stop: Callable[[], int | None]) -> int:
             return _train(opened, stop, began=began, asked=connected)
         ppo, (learner, counters, _) = opened.config.ppo, prepare(opened)
         for update in train(
-            opened.env, ppo, opened.programs, learner=learner, counters=counters, stop=stop
+            opened.env,
+            ppo,
+            opened.programs,
+            learner=learner,
+            counters=counters,
+            trained=opened.assignment.run.trained,
+            stop=stop,
         ):
             if update.stop and not update.ended:
                 return update.stop
@@ -107,6 +113,7 @@ def _train(
         counters = replace(counters, seconds=seconds)
         reporter.begin_training(counters)
         checkpoints, stuck = run_io.Checkpointer(config.ppo.checkpoint_seconds), False
+        claims = 0  # of this start
 
         save = partial(run_io.save_checkpoint, assignment.run_paths, config.ppo)
 
@@ -114,10 +121,17 @@ def _train(
             return EXIT_RESUMABLE if stuck else stop()
 
         for update in train(
-            env, config.ppo, programs, learner=learner, counters=counters, stop=stop_here
+            env,
+            config.ppo,
+            programs,
+            learner=learner,
+            counters=counters,
+            trained=assignment.run.trained,
+            stop=stop_here,
         ):
             reporter.report(update)
-            check_gains(module.tasks, update.claims, ended=update.ended)
+            claims = claims + claims_of(update.counts)
+            check_gains(module.tasks, claims, ended=update.ended)
             best = best.or_better(update)
             stopped = _why_stopped(update, assignment.run_paths, stuck=stuck)
             if update.ended or stopped:
@@ -161,7 +175,11 @@ def _is_stuck(run_paths: RunPaths, config: PPOConfig, update: UpdateReport) -> b
 def open_env(config: PPOConfig, module: TaskModule) -> tuple[WalkingEnv, Programs]:
     """The environments that walk the module's plan, and the trainer's programs for them."""
     walk = make_env(
-        config.env_name, module, max_task_steps=config.max_task_steps, sight=config.sight
+        config.env_name,
+        module,
+        max_task_steps=config.max_task_steps,
+        sight=config.sight,
+        keep_needs=config.keep_needs,
     )
     shards, size = num_shards(config), shard_size(config)
     pool, stock = -(-config.world_pool // shards), max(_LEAST_STOCK // shards, 2 * size)
@@ -234,6 +252,7 @@ def _finish(opened: Opened, update: UpdateReport, best: Best, stopped: EarlyEnd)
         update.counters,
         step_success=tuple(map(float, kept.step_success)),
         mean_episode_length=float(kept.mean_episode_length),
+        step_ends=step_ends(opened.module, *update.episodes.counts()),
         stopped_early=update.reached,
         stopped=stopped,
         kept_update=None if is_last else int(kept.update),

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from flowrl.config import PPOConfig
-from flowrl.envs.base import StepOutput, is_clipped
+from flowrl.envs.base import count_steps, is_clipped
 from flowrl.networks import dispatch
 from flowrl.networks.grouped import Packed, in_precision
 from flowrl.ppo import gae, optimizer
@@ -41,7 +41,7 @@ class Stats(NamedTuple):
     finite: jax.Array  # bool, whether the loss and all parameters are finite
     done: jax.Array  # bool[T, B]
     task_success: jax.Array  # bool[T, B, tasks]
-    claims: jax.Array  # int32[tasks, 2], steps that were done, and those without their gains
+    counts: jax.Array  # int32[tasks, …], what came of each task: see `count_steps`
     episode_length: jax.Array  # int32[T, B]
     episode_return: jax.Array  # f32[T, B]
     stop: Any = 0  # int32, the greatest exit code with which a device is to stop
@@ -109,7 +109,7 @@ def _stats(batch: RolloutBatch, means: dict[str, jax.Array], **learned: jax.Arra
         figures={**means, "clipped_rewards": is_clipped(output.reward).mean()},
         done=output.done,
         task_success=output.task_success,
-        claims=_claims(output),
+        counts=count_steps(output),
         episode_length=output.episode_length,
         episode_return=output.episode_return,
     )
@@ -130,7 +130,7 @@ def stats_of_all(stats: Stats, axis: Axis) -> Stats:
     return stats._replace(
         figures=axis.mean(figures),
         acted=axis.gather(stats.acted, axis=0),
-        claims=axis.total(stats.claims),
+        counts=axis.total(stats.counts),
         finite=~axis.any(~stats.finite),
         stop=axis.greatest(stats.stop),
         **{name: axis.gather(getattr(stats, name), axis=1) for name in _OF_ENVS},
@@ -194,13 +194,6 @@ def draw_orders(key: jax.Array, epochs: int, rows: int) -> jax.Array:
 def all_finite(tree: Any) -> jax.Array:
     """bool: whether every number of every leaf, of any shape, is finite."""
     return jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]).all()
-
-
-def _claims(output: StepOutput) -> jax.Array:
-    """int32[tasks, 2]: how often each task was completed, and how often without its gains."""
-    acted = jax.nn.one_hot(output.task, output.task_success.shape[-1], dtype=bool)
-    done = acted & output.task_success, acted & output.lied[..., None]
-    return jnp.stack([each.sum(axis=(0, 1), dtype=jnp.int32) for each in done], axis=-1)
 
 
 def _rows(hyper: Hyperparameters, batch: RolloutBatch, *, num_experts: int, axis: Axis) -> Rows:

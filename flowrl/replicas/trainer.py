@@ -19,8 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from flowrl import storage
+from flowrl.envs.base import claims_of
 from flowrl.envs.skill_module import open_module
-from flowrl.envs.tasks import check_gains
+from flowrl.envs.tasks import check_gains, step_ends
 from flowrl.errors import FileRefusedError, FlowrlError
 from flowrl.experts import checkpoint
 from flowrl.experts.checkpoint import host_leaves
@@ -132,15 +133,15 @@ class Replica:
             self._opened.programs,
             learner=Learner(mean, shards),
             counters=self._counters(base),
+            trained=np.add(self._opened.assignment.run.trained, base.acted).tolist(),
             episodes=self._episodes,
         )
         while True:
             update = next(updates)
             self._reporter.report(replace(update, counters=self._of_run(update.counters)))
-            claims = self._claims + update.claims
-            check_gains(self._opened.module.tasks, claims, ended=update.ended)
+            self._claims = self._claims + claims_of(update.counts)
+            check_gains(self._opened.module.tasks, self._claims, ended=update.ended)
             if update.ended or update.counters.updates >= base.updates + self._run.average_every:
-                self._claims = claims
                 return update
 
     def _counters(self, base: Round) -> Counters:
@@ -174,6 +175,7 @@ class Replica:
             replace(counters, frames=last.frames, acted=last.acted),
             step_success=best.rates.step_success,
             mean_episode_length=best.rates.mean_episode_length,
+            step_ends=step_ends(self._opened.module, *self._episodes.counts()),
             stopped_early=last.reached,
             kept_update=None if best == last else best.updates,
             last_success_rate=None if best == last else last.rates.success,

@@ -46,6 +46,7 @@ from flowrl.parallel.status import (
 )
 from flowrl.paths import GraphPaths, RunPaths, SweepPaths, printable, slug
 from flowrl.redaction import cleaned
+from flowrl.reports.why import explanation_of
 from flowrl.storage import records
 
 _WATCH_SECONDS = 1.0
@@ -369,6 +370,8 @@ def _row(graph_paths: GraphPaths, state: SchedulerState, entry: Entry) -> SkillR
         case Merging() | Completed() | Failed() | Held():
             row = replace(row, **_of_end(status))
             weak = [entry.skill] if row.below_goal else ()
+            explanation = explanation_of(graph_paths, entry.skill, entry.expert) if weak else None
+            row = replace(row, why=explanation.line if explanation else row.why)
     graph = shlex.quote(printable(str(graph_paths.root)))
     more = [f"flowrl train-more {graph} {shlex.quote(skill)}" for skill in sorted(weak)]
     return replace(row, why="; ".join(filter(None, [row.why, *more])))

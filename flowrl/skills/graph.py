@@ -24,6 +24,7 @@ from flowrl.skills.planner import (
     direct_needs,
     ephemeral_items,
     in_order,
+    kept_needs,
     learnable,
     why_impossible,
 )
@@ -128,6 +129,10 @@ class SkillGraph:
             capacity=self.capacity,
         )
         return planner.plan(Step(skill=name, count=count))
+
+    def kept(self, steps: Sequence[Step]) -> list[dict[str, int]]:
+        """The items that each step of a plan leaves for later ones: see `flowrl.skills.planner`."""
+        return kept_needs(steps, self.skills, ephemeral=ephemeral_items(self.skills.values()))
 
     @cached_property
     def _order(self) -> tuple[str, ...]:

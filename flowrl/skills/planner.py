@@ -72,6 +72,27 @@ def needs_before(
     return before
 
 
+def kept_needs(
+    steps: Sequence[Step], skills: Mapping[str, Skill], *, ephemeral: frozenset[str]
+) -> list[dict[str, int]]:
+    """For each step of a plan, the items that it must leave for later steps, and how many.
+
+    Items that the step itself yields in that amount are not among them.
+    """
+    kept: list[dict[str, int]] = []
+    needs: dict[str, int] = {}
+    for step in reversed(steps):
+        gain = skills[step.skill].gain
+        own = {item for item, need in needs.items() if item in gain}
+        own = {item for item in own if gain[item].at(step.count) >= needs[item]}
+        kept.append({item: need for item, need in needs.items() if item not in own})
+        before = needs_before(needs, skills[step.skill], step.count, ephemeral=ephemeral)
+        if before is None:
+            raise GraphError(f"{step.skill} ends what a later step needs: {', '.join(needs)}")
+        needs = before
+    return kept[::-1]
+
+
 def ephemeral_items(skills: Iterable[Skill]) -> frozenset[str]:
     """The items that any of the skills calls ephemeral."""
     return frozenset(chain.from_iterable(skill.ephemeral for skill in skills))

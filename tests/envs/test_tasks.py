@@ -144,7 +144,9 @@ def test_a_plan_as_data_is_walked_like_one_that_is_compiled_in(worlds_of):
     data = make_env(CLASSIC, module, max_task_steps=9)
     functions = {str(k): task.functions for k, task in enumerate(module.tasks)}
     numbers = np.arange(len(data.plan.functions), dtype=np.int32)
-    own = replace(data, functions=functions, plan=data.plan._replace(functions=numbers))
+    places = data.plan.functions[: len(functions)]  # of the plan's functions in the library's
+    plan = data.plan._replace(functions=numbers, facts=data.plan.facts[:, places])
+    own = replace(data, functions=functions, plan=plan)
     envs = own, data
     advances = [jax.jit(jax.vmap(env.advance)) for env in envs]
     states = [jax.jit(jax.vmap(env.begin_in))(worlds) for env in envs]
@@ -157,7 +159,9 @@ def test_a_plan_as_data_is_walked_like_one_that_is_compiled_in(worlds_of):
         outputs = []
         for place, advance in enumerate(advances):
             states[place], output = advance(keys, states[place], actions)
-            outputs.append(output)
+            columns = [*range(len(data.game.items)), *(len(data.game.items) + places)]
+            kept = output.kept if place == 0 else output.kept[:, columns]
+            outputs.append(output._replace(kept=kept))
         for name, left, right in zip(outputs[0]._fields, *outputs, strict=True):
             assert (np.asarray(left) == np.asarray(right)).all(), name
         assert not np.asarray(outputs[0].task_success)[:, len(functions) :].any()

@@ -63,6 +63,8 @@ class CountingWorlds:
             task_success=done[None],
             lied=~done & done,
             explored=~done & done,
+            kept=jnp.zeros(0, bool),
+            cause=jnp.zeros(0, bool),
             episode_length=state.length,
             episode_return=jnp.zeros((), jnp.float32),
         )

@@ -115,7 +115,7 @@ def heard(programs: Programs, found: Found, asked: Container[int]) -> Programs:
         state, stats = programs.learn(state, batches, hyper, codes)
         if len(found["columns"]) == 1:
             found.update(numbered("rollout", shards))
-            of_envs = ("done", "episode_return", "episode_length", "task_success", "claims")
+            of_envs = ("done", "episode_return", "episode_length", "task_success", "counts")
             found.update({name: np.array(getattr(stats, name)) for name in of_envs})
         return state, stats
 
@@ -194,7 +194,8 @@ def uneven(env: Steady, config: PPOConfig) -> Learner:
 
 def gradients_at_times(env: Steady, config: PPOConfig) -> Found:
     """Another rule: every device moves by its gradients, in every P-th update by their mean."""
-    period, hyper = config.grad_sync_period, Hyperparameters.of(config, config.lr)
+    rates, period = np.full(env.num_experts, config.lr), config.grad_sync_period
+    hyper = Hyperparameters.of(config, rates)
     apart = programs_of(env, config)
     together = programs_of(env, replace(config, grad_sync_period=1))
     learner, spread = uneven(env, config), []

@@ -33,7 +33,7 @@ def update(frames: int, *, ended: bool = False, clipped: float = 0.0) -> UpdateR
         counters=counters,
         rates=RATES,
         figures={"clipped_rewards": clipped},
-        claims=np.zeros((2, 2), np.int64),
+        counts=np.full((2, 6), 3),
         reached=False,
         ended=ended,
         stop=0,

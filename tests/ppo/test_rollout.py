@@ -30,6 +30,7 @@ CONFIG = PPOConfig(
 )
 IN_PAIRS = replace(CONFIG, acting_threads=4)
 ON = np.zeros(1, np.int32)  # no wish to stop
+RATES = np.full(3, CONFIG.lr)
 
 
 def learner_of(env: Relay, config: PPOConfig):
@@ -45,7 +46,7 @@ def test_threads_step_the_shards_as_one_thread_would_step_one_after_another():
     programs = begin_programs(env, IN_PAIRS)
     state, shards = learner_of(env, IN_PAIRS)
     acted = tuple(programs.act(programs.pad(state.params), shard)[1] for shard in shards)
-    (expected, _), _ = programs.learn(state, acted, Hyperparameters.of(IN_PAIRS, IN_PAIRS.lr), ON)
+    (expected, _), _ = programs.learn(state, acted, Hyperparameters.of(IN_PAIRS, RATES), ON)
     updates = train(
         env,
         replace(IN_PAIRS, anneal_lr=False),
@@ -81,7 +82,7 @@ def test_learning_does_not_ask_how_rows_are_split_into_shards():
         )
         for k in range(4)
     )
-    hyper = Hyperparameters.of(CONFIG, 1e-3)
+    hyper = Hyperparameters.of(CONFIG, RATES)
     in_parts = begin_programs(env, IN_PAIRS)
     (expected, _), stats = whole.learn(state, (acted,), hyper, ON)
     state, _ = learner_of(env, CONFIG)

@@ -58,6 +58,8 @@ def acted_of(used: int, num_experts: int) -> RolloutBatch:
         task_success=never[..., None],
         lied=never,
         explored=jnp.asarray(numbers[0] > 0),
+        kept=jnp.zeros((*size, 0), bool),
+        cause=jnp.zeros((*size, 0), bool),
         episode_length=jnp.zeros(size, jnp.int32),
         episode_return=jnp.zeros(size),
     )

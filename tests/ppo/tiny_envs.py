@@ -99,6 +99,8 @@ class TinyEnv:
             task_success=success,
             lied=jnp.zeros_like(done),
             explored=jnp.zeros_like(done),
+            kept=jnp.zeros((*done.shape, 0), bool),
+            cause=jnp.zeros((*done.shape, 0), bool),
             episode_length=length,
             episode_return=state.total + reward,
         )

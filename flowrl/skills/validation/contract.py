@@ -116,19 +116,13 @@ def _check_functions(game: Game, engine: Engine, world: Any, lines: list[str]) -
         _require_same(_traced(engine.observe, world), wanted, "observation_size")
         if game.view and math.prod(game.view) > game.observation_size:
             raise _BrokenError(f"view is {game.view}, more than observation_size; correct it")
-    if game.cells:
-        with _promise(lines, "cell"):
-            wanted = jax.ShapeDtypeStruct((2,), jnp.int32)
-            _require_same(_traced(engine.cell, world), wanted, "the contract")
-    with _promise(lines, "is_over"):
-        wanted = jax.ShapeDtypeStruct((), jnp.bool_)
-        _require_same(_traced(engine.is_over, world), wanted, "the contract")
+    step = WorldStep(world, world, reward, number, number)
+    _check_small(game, engine, step, lines)
     with _promise(lines, "moments"):
         moments = engine.moments()
         lengths = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(dict(moments))}
         if len(lengths) != 1 or lengths <= {(), (0,)}:
             raise _BrokenError(f"the leaves begin with {sorted(lengths)}; with the same (M,)")
-        step = WorldStep(world, world, reward, number, number)
         for name in game.features:
             with _promise(lines, f"features: {name}"):
                 feature = _check_feature(game, engine, name, step)
@@ -138,6 +132,19 @@ def _check_functions(game: Game, engine: Engine, world: Any, lines: list[str]) -
                     first = jax.eval_shape(partial(jax.tree.map, lambda x: x[0]), moments[name])
                     _require_same(first, feature, "features")
                     _require_finite(moments[name])
+
+
+def _check_small(game: Game, engine: Engine, step: WorldStep, lines: list[str]) -> None:
+    """Check the functions that return a number or two, as far as the game has them."""
+    returned = {
+        "cell": (game.cells, step.after, jax.ShapeDtypeStruct((2,), jnp.int32)),
+        "cause": (game.causes, step, jax.ShapeDtypeStruct((), jnp.int32)),
+        "is_over": (True, step.after, jax.ShapeDtypeStruct((), jnp.bool_)),
+    }
+    for name, (asked, given, wanted) in returned.items():
+        if asked:
+            with _promise(lines, name):
+                _require_same(_traced(getattr(engine, name), given), wanted, "the contract")
 
 
 def _check_feature(game: Game, engine: Engine, name: str, step: WorldStep) -> Any:

@@ -1,0 +1,170 @@
+"""Ends of episodes and their causes; pure, from the counts that a run or an evaluation has.
+
+A step's own success is the share of its ended attempts that are done. It is compared with that of
+the run in which its expert was trained, because plans bring experts into other situations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from flowrl.runs import PlannedStep, StepEnds
+
+_WORSE = 0.1  # of success, below that of an expert's own run
+_LEAST_LOST = 0.1  # of the attempts that have what later steps need
+_TIME = "time limit"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLoss:
+    """The losses of a plan in one of its steps; shares are of all episodes that ended."""
+
+    step: int  # from 1
+    skill: str
+    lost: float
+    died: float
+    cut: float
+    cause: str  # the most frequent one; empty if nothing is lost
+    success: float  # of its ended attempts
+    own_success: float | None  # of those in its expert's own run, if that is known
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostNeed:
+    """A need of later steps that a step lost; shares are of the attempts that ended alive."""
+
+    need: str
+    step: int
+    skill: str
+    before: float  # who had it after the step before that counts it, 1 if none does
+    after: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """The reasons why a plan does not succeed more often."""
+
+    skill: str
+    episodes: int
+    success: float
+    losses: tuple[StepLoss, ...]  # in the order of the plan
+    lost_needs: tuple[LostNeed, ...]  # most first
+    remedy: str
+
+    @property
+    def worst(self) -> StepLoss:
+        """The step in which most episodes end."""
+        return max(self.losses, key=lambda loss: loss.lost)
+
+    @property
+    def line(self) -> str:
+        """The explanation in one line."""
+        worst = self.worst
+        if not worst.lost:
+            return "no episode was lost"
+        line = f"{worst.lost:.0%} of its episodes end in step {worst.step}, {worst.skill}"
+        line += f", mostly by {worst.cause}"
+        if self.lost_needs:
+            need = self.lost_needs[0]
+            line += f"; {need.need} is lost in {need.skill}"
+        return line
+
+
+def explain(
+    plan: Sequence[PlannedStep],
+    ends: Sequence[StepEnds],
+    *,
+    own: Mapping[str, float],
+    bound: bool,
+) -> Explanation:
+    """Explain the success of a plan.
+
+    Args:
+      plan: its steps.
+      ends: what came of each.
+      own: skill → success of its ended attempts in the run in which its expert was trained.
+      bound: a step was done only with what later steps need (`--keep_needs`).
+    """
+    episodes = sum(end.died + end.cut for end in ends) + ends[-1].done
+    total = max(1, episodes)
+    numbered = list(enumerate(zip(plan, ends, strict=True), 1))
+    losses = tuple(
+        _loss(number, *pair, total=total, own_success=own.get(pair[0].skill))
+        for number, pair in numbered
+    )
+    needs = _lost_needs(plan, ends)
+    success = ends[-1].done / total
+    return Explanation(
+        skill=plan[-1].skill,
+        episodes=episodes,
+        success=success,
+        losses=losses,
+        lost_needs=needs,
+        remedy=_remedy(plan, losses, needs, bound=bound),
+    )
+
+
+def success_of(end: StepEnds) -> float | None:
+    """The share of a step's ended attempts that are done; None without any."""
+    ended = end.done + end.died + end.cut
+    return end.done / ended if ended else None
+
+
+def _loss(
+    number: int, step: PlannedStep, end: StepEnds, *, total: int, own_success: float | None
+) -> StepLoss:
+    causes = {_TIME: end.cut, **end.causes}
+    causes.setdefault("death", end.died - sum(end.causes.values()))
+    return StepLoss(
+        step=number,
+        skill=step.skill,
+        lost=(end.died + end.cut) / total,
+        died=end.died / total,
+        cut=end.cut / total,
+        cause=max(causes, key=lambda cause: causes[cause]) if end.died + end.cut else "",
+        success=success_of(end) or 0.0,
+        own_success=own_success,
+    )
+
+
+def _lost_needs(plan: Sequence[PlannedStep], ends: Sequence[StepEnds]) -> tuple[LostNeed, ...]:
+    """The needs that a step lost in a tenth of its attempts or more."""
+    shares: dict[str, float] = {}
+    lost = []
+    for number, (step, end) in enumerate(zip(plan, ends, strict=True), 1):
+        alive = end.done + end.cut
+        for need, kept in end.kept.items() if alive else ():
+            before, after = shares.get(need, 1.0), kept / alive
+            shares[need] = after
+            if before - after >= _LEAST_LOST:
+                found = LostNeed(
+                    need=need, step=number, skill=step.skill, before=before, after=after
+                )
+                lost.append(found)
+    return tuple(sorted(lost, key=lambda need: need.after - need.before))
+
+
+def _remedy(
+    plan: Sequence[PlannedStep],
+    losses: Sequence[StepLoss],
+    needs: Sequence[LostNeed],
+    *,
+    bound: bool,
+) -> str:
+    """One remedy: the first rule that holds."""
+    worst, goal = max(losses, key=lambda loss: loss.lost), plan[-1].skill
+    if not worst.lost:
+        return "nothing to do"
+    if needs and not bound:
+        return "train with --keep_needs, so that a step counts only with what later steps need"
+    if worst.skill != goal and (worst.own_success or 0.0) - worst.success > _WORSE:
+        return (
+            f"{worst.skill} succeeds in {worst.own_success:.0%} of the attempts of its own run: "
+            f"train {goal} on, it meets situations here that it has not learned"
+        )
+    if worst.cut > worst.died:
+        return f"give {worst.skill} more time (max_steps in its file), or a reward on the way"
+    if worst.skill != goal:
+        return f"train {worst.skill} on: its own success is the limit"
+    return f"train {goal} on, or reward in its file what keeps the player alive"

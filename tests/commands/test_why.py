@@ -1,0 +1,122 @@
+"""`flowrl why` says in which step a plan fails, what of, which need is lost where, and a remedy."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowrl import cli
+from flowrl.measures.causes import Explanation, explain
+from flowrl.paths import GraphPaths
+from flowrl.runs import PlannedStep, StepEnds, read_result, write_result
+from tests.commands.making import DONE, save
+from tests.parallel.making import TABLE, WOOD
+
+NAMES = ("Collect Wood", "Place Furnace", "Make Iron Pickaxe")
+PLAN = tuple(PlannedStep(skill=name, count=1, expert=n) for n, name in enumerate(NAMES))
+
+
+def ended(done: int, died: int = 0, cut: int = 0, **more) -> StepEnds:
+    begun = done + died + cut
+    return StepEnds(
+        begun=begun, done=done, died=died, cut=cut, running=0, timesteps=9 * begun, **more
+    )
+
+
+def of(*ends: StepEnds, bound: bool = False, **own: float) -> Explanation:
+    by_name = {name.replace("_", " "): success for name, success in own.items()}
+    return explain(PLAN, ends, own=by_name, bound=bound)
+
+
+def test_the_step_that_loses_most_and_the_need_that_it_loses():
+    """As the iron pickaxe did: the furnace's expert walks away and spends the wood."""
+    found = of(
+        ended(96, died=4, causes={"mob": 4}),
+        ended(90, died=6, causes={"mob": 4, "arrow": 2}, kept={"wood": 36}),
+        ended(25, died=5, cut=60, causes={"lava": 5}),
+        Place_Furnace=0.95,
+    )
+    assert found.success == 0.25
+    assert found.episodes == 100
+    assert (found.worst.step, found.worst.cause) == (3, "time limit")
+    assert found.worst.lost == 0.65
+    (need,) = found.lost_needs
+    assert (need.need, need.skill, need.after) == ("wood", "Place Furnace", 0.4)
+    assert found.line == (
+        "65% of its episodes end in step 3, Make Iron Pickaxe, mostly by time limit; "
+        "wood is lost in Place Furnace"
+    )
+    assert "--keep_needs" in found.remedy
+
+
+@pytest.mark.parametrize(
+    ("ends", "own", "remedy"),
+    [
+        ((ended(60, died=40), ended(60), ended(60)), {"Collect_Wood": 0.95}, "situations here"),
+        ((ended(60, died=40), ended(60), ended(60)), {"Collect_Wood": 0.65}, "own success"),
+        ((ended(90), ended(50, cut=40), ended(50)), {"Place_Furnace": 0.6}, "max_steps"),
+        ((ended(90), ended(90), ended(40, died=50)), {}, "keeps the player alive"),
+        ((ended(90), ended(90), ended(90)), {}, "nothing to do"),
+    ],
+)
+def test_one_remedy_by_rule(ends, own, remedy):
+    assert remedy in of(*ends, **own).remedy
+
+
+def test_a_need_that_was_lost_before_is_not_told_of_later_steps():
+    found = of(ended(100, kept={"wood": 50}), ended(100, kept={"wood": 48}), ended(90, cut=10))
+    assert [need.step for need in found.lost_needs] == [1]
+
+
+@given(st.lists(st.tuples(*[st.integers(0, 50)] * 3), min_size=3, max_size=3))
+def test_losses_and_success_are_all_episodes(numbers):
+    found = of(*(ended(*three) for three in numbers))
+    total = sum(loss.died + loss.cut for loss in found.losses) + found.success
+    assert found.episodes == 0 or total == pytest.approx(1)
+    assert all(loss.cause for loss in found.losses if loss.lost)
+
+
+@pytest.fixture
+def weak(graph_paths: GraphPaths) -> GraphPaths:
+    """A graph whose second skill is below its goal, with the counts of its run."""
+    archive = graph_paths.archive(1, TABLE)
+    ends = (ended(90, died=10, causes={"mob": 10}), ended(50, cut=40))
+    write_result(archive, replace(read_result(archive), step_ends=ends))
+    below = replace(DONE, goal=0.9, success_rate=0.5)
+    save(graph_paths.root, (WOOD, DONE), (TABLE, below, (WOOD,)))
+    return graph_paths
+
+
+def test_the_command_says_it_in_a_screen_and_in_json(weak, capsys):
+    assert cli.main(["why", str(weak.root), "place_table"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == (
+        f"{TABLE}: 50% of 100 episodes succeed; 40% of its episodes end in step 2, {TABLE}, "
+        "mostly by time limit"
+    )
+    assert lines[1] == f"  1  {WOOD}: 90% of its attempts, 10% of the episodes end here by mob"
+    assert lines[-1].startswith("remedy: ")
+    assert len(lines) < 24
+    assert cli.main(["why", str(weak.root), "1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["losses"][1]["lost"] == 0.4
+
+
+def test_status_says_the_first_line_of_it(weak, capsys):
+    cli.main(["status", str(weak.root), "--json"])
+    rows = {row["skill"]: row for row in json.loads(capsys.readouterr().out)["skills"]}
+    assert "end in step 2" in rows[TABLE]["why"]
+    assert "train-more" in rows[TABLE]["why"]
+    assert not rows[WOOD]["why"]
+
+
+def test_a_run_without_counts_is_an_error_with_its_remedy(graph_paths, capsys):
+    save(graph_paths.root, (WOOD, DONE))
+    assert cli.main(["why", str(graph_paths.root), WOOD]) == 2
+    said = capsys.readouterr().err
+    assert f"no run of {WOOD}" in said
+    assert "train it" in said
+    assert len(said.splitlines()) == 1
