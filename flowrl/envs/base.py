@@ -75,9 +75,9 @@ def count_steps(output: StepOutput, of: jax.Array | None = None) -> jax.Array:
     """
     of = jnp.ones_like(output.done) if of is None else of
     acted = jax.nn.one_hot(output.task, output.task_success.shape[-1]) * of[..., None]
-    completed = (acted.astype(bool) & output.task_success).any(axis=-1)
+    handed_on = output.boundary & ~output.done
+    completed = handed_on | (acted.astype(bool) & output.task_success).any(axis=-1)
     died = output.done & ~completed & ~output.truncated
-    handed_on = completed & ~output.done
     events = [handed_on, completed, output.lied, died, output.truncated, jnp.ones_like(died)]
     killed = output.cause & died[..., None]
     kept = output.kept & (completed | output.truncated)[..., None]

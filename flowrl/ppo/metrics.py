@@ -76,7 +76,7 @@ class EpisodeLog:
         self._counts, self._ended = self._counts[keep], self._ended[keep]
 
     def counts(self) -> tuple[np.ndarray, np.ndarray]:
-        """Sums of what came of tasks in the newest updates, and the tasks under way, int `[tasks]`."""
+        """Sums of what came of tasks in the newest updates; and the tasks under way, `[tasks]`."""
         return self._counts.sum(axis=0), self._under_way
 
     def rates(self) -> Rates:

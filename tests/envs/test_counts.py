@@ -34,7 +34,13 @@ def played(rng: np.random.Generator, task: np.ndarray) -> tuple[StepOutput, np.n
         success = (np.arange(TASKS + 2) < task[:, None]) | (
             completed[:, None] & (np.arange(TASKS + 2) == task[:, None])
         )
-        given = {"done": done, "truncated": cut, "task": task, "task_success": success}
+        given = {
+            "boundary": done | completed,
+            "done": done,
+            "truncated": cut,
+            "task": task,
+            "task_success": success,
+        }
         given |= {"lied": lied, "kept": kept, "cause": cause}
         for name, values in rows.items():
             values.append(given.get(name, np.zeros(ENVS, np.int32)))
