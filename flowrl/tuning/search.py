@@ -49,12 +49,12 @@ class SearchConfig(Configuration):
     confirm: Natural = 5
     """Seeds with which the best points and the default are trained again; 0 for none."""
 
-    def check(self) -> None:
-        """Raise ConfigError for a value that cannot be used."""
+    def problems(self) -> Iterator[str]:
+        """Check whether objective and budget can be read; raises ConfigError if they cannot."""
         parse_objective(self.objective, measured=RUN_MEASURES)
         read_budget(self.budget)
         if self.confirm == 1:
-            raise ConfigError("--confirm 1 confirms nothing; choose 2 seeds or more, or 0 for none")
+            yield "--confirm 1 confirms nothing; choose 2 seeds or more, or 0 for none"
 
 
 def suggest(method: Method, given: SearchInput) -> Point:

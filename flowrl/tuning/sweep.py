@@ -52,7 +52,6 @@ from flowrl.tuning.trials import (
     BegunTrial,
     CutRecord,
     Sweep,
-    SweepRecord,
     Trial,
     judged_at,
     next_trial,
@@ -66,19 +65,18 @@ logger = logging.getLogger(__name__)
 _LEAST_RUNG = 9  # trials are compared for the first time after this part of their frames
 
 
-def create_sweep(
-    sweep_paths: SweepPaths, record: SweepRecord, graph_paths: GraphPaths, plan: SkillGraph
-) -> Sweep:
+def create_sweep(sweep: Sweep, graph_paths: GraphPaths, plan: SkillGraph) -> None:
     """Write a new sweep: copies of the experts that its skill needs, and then what it is.
 
     A sweep that was half written is written again. The caller holds the sweep's folder. Raises
     BusyError if another start has begun it, ExpertCorruptError if an expert's files are others.
     """
+    sweep_paths = sweep.sweep_paths
     if sweep_paths.sweep_json.exists():
         raise BusyError(f"{sweep_paths.root} was begun meanwhile; the same command goes on with it")
     storage.make_dir(sweep_paths.root)
     store, pinned = ExpertStore(graph_paths), ExpertStore(sweep_paths)
-    needs = plan.all_needs(record.skill)
+    needs = plan.all_needs(sweep.record.skill)
     present = store.manifest()
     experts = {n: each for n, each in present.experts.items() if each.skill in needs}
     for version in experts.values():
@@ -87,8 +85,7 @@ def create_sweep(
         check_digest(storage.copy_tree(store.path_of(version), copy), copy, version)
     if experts:
         manifests.swap(sweep_paths, Manifest(generation=present.generation, experts=experts))
-    records.write(sweep_paths.sweep_json, record)
-    return Sweep(sweep_paths, record)
+    records.write(sweep_paths.sweep_json, sweep.record)
 
 
 def expert_number(graph_paths: GraphPaths, skill: str) -> int:
