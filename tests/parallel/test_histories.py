@@ -203,7 +203,8 @@ class Play:
                 self.disk.runs[run_id] = self.end_of(run_id)
         if self.unlucky() and self.unlucky() and self.state.entries:
             skill = self.dice.choice(list(self.state.entries))
-            self.tell(self.dice.choice([events.Retry, events.Hold, *[events.TrainMore] * 3])(skill))
+            verb = self.dice.choice([Verb.RETRY, Verb.PAUSE, *[Verb.TRAIN_MORE] * 3])
+            self.tell(events.Asked(skill, verb))
         if self.unlucky() and self.unlucky():
             self.ask()
         was_full, self.full = self.full, self.unlucky() and self.unlucky()
