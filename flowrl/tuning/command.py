@@ -124,8 +124,8 @@ def _check_ray(sweep: Sweep) -> None:
     """Raise ConfigError if Ray is missing, or cannot do what the sweep asks."""
     if find_spec("ray") is None:
         raise ConfigError("--engine ray needs Ray Tune: pip install '.[ray]' in flowrl's folder")
-    if sweep.pruner != "none":
-        raise ConfigError(f"--engine ray ends no trial early; leave out --pruner {sweep.pruner}")
+    if sweep.search.pruner != "none":
+        raise ConfigError("--engine ray ends no trial early; leave out --pruner")
 
 
 def _conclude(

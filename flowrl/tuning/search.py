@@ -34,7 +34,7 @@ class SearchConfig(Configuration):
     """The choice and the scoring of points, and their budget."""
 
     method: Method = "cooled"
-    """How points are chosen; cleanrl has --pruner median, one trial after another."""
+    """How points are chosen; protein, carbs and cleanrl are other names of cooled."""
     trials: Positive | None = None
     """Most trials of the search (default: 20, or as many as --budget lets)."""
     budget: str | None = None

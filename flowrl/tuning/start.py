@@ -113,8 +113,7 @@ def training_config(
         and value != configs.flags(type(part)())[name]
     }
     shared = {name: own[name] for name in own.keys() & configs.flags(BottomUpConfig()).keys()}
-    most = 1 if (known or config).search.method == "cleanrl" else config.max_concurrent
-    values = {**shared, **kept, **_ALWAYS, "max_parallel_skills": most}
+    values = {**shared, **kept, **_ALWAYS, "max_parallel_skills": config.max_concurrent}
     training = configs.with_flags(BottomUpConfig(), **values)
     origins = {**dict.fromkeys(kept, "config file"), **config.origins}
     ppo = known.base if known else training.ppo
@@ -122,7 +121,7 @@ def training_config(
 
 
 def _recorded(graph_paths: GraphPaths, skill: str | None) -> tuple[configs.Configuration, ...]:
-    """How the graph was trained, if it was; of the skill's own merged run the flags given."""
+    """The graph's settings, if there are any; of the skill's own merged run the given flags."""
     if not (graph_paths.config_json.exists() or graph_paths.graph_json.exists()):
         return ()
     recorded = recorded_config(graph_paths)
@@ -144,7 +143,7 @@ def new_record(
         raise ConfigError(f"there is no skill {skill!r}{closest(skill, graph.skills)}")
     merge_rule(training.graph)  # refused now, or never
     trained = skill_configs(training, graph.skills)[skill]
-    if trained.ppo.replicas > 1 and (search.pruner != "none" or search.method == "cleanrl"):
+    if trained.ppo.replicas > 1 and search.pruner != "none":
         raise ConfigError("--pruner cannot end runs with --replicas; leave one of them out")
     merged = {version.skill for version in ExpertStore(graph_paths).manifest().experts.values()}
     needs = graph.all_needs(skill)

@@ -236,19 +236,19 @@ class Sweeper:
 
     def _prune(self) -> None:
         """Let trials that are far behind end with what they have."""
-        pruner, horizon = self.sweep.pruner, self.sweep.horizon
         running = [
             each.expert
             for each in self._scheduler.state.entries.values()
             if isinstance(each.status, Running) and not each.status.stop_reason
         ]
-        if pruner == "none" or not running:
+        if self.sweep.search.pruner == "none" or not running:
             return
+        horizon = self.sweep.horizon
         tried, _ = read_trials(self.sweep)
         curves = {each.trial.number: self._curve(each) for each in searched(tried)}
         rungs = Rungs(least=horizon / _LEAST_RUNG, most=horizon)
         for number in curves.keys() & set(running):
-            if should_prune(pruner, number, curves, rungs):
+            if should_prune(number, curves, rungs):
                 judged = CutRecord(frames=int(curves[number][-1][0]))
                 records.write(self.sweep.run(number).folder / JUDGED, judged)
                 self._scheduler.prune(self.sweep.skill_of(number))

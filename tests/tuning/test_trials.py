@@ -195,10 +195,6 @@ def test_a_search_without_limits_has_twenty_trials(tmp_path):
     assert a_sweep(tmp_path, trials=None, budget="30m").most_trials == 10_000
 
 
-def test_cleanrl_always_has_the_median_pruner(tmp_path):
-    assert a_sweep(tmp_path, method="cleanrl", pruner="none").pruner == "median"
-
-
 def test_metrics_that_cannot_be_read_are_a_failure(tmp_path):
     sweep = a_sweep(tmp_path)
     sweep.run(0).folder.mkdir(parents=True)
