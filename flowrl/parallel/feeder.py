@@ -72,11 +72,9 @@ class Feeder:
         for each in self._flow.add(graph, name):
             self._add(each, graph.skills[each])
         for each in (*graph.all_needs(name), name):
-            match self._scheduler.state.entries[each].status:
-                case Held(why=why) if why == NOT_ASKED_FOR:
-                    self._scheduler.retry(each)
-                case _:
-                    pass
+            status = self._scheduler.state.entries[each].status
+            if isinstance(status, Held) and status.why == NOT_ASKED_FOR:
+                self._scheduler.retry(each)
 
     def take_up_state(self) -> None:
         """Report what ended before this start, and hold skills that were not requested now."""
