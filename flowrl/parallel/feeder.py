@@ -11,15 +11,7 @@ from flowrl.measures.convergence import learning_progress
 from flowrl.measures.objectives import Curve, read_curve
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.skill_sources import SkillConfig, SkillSources
-from flowrl.parallel.status import (
-    NOT_ASKED_FOR,
-    Blocked,
-    Completed,
-    Entry,
-    Failed,
-    Held,
-    Waiting,
-)
+from flowrl.parallel.status import NOT_ASKED_FOR, Blocked, Completed, Entry, Failed, Held, Waiting
 from flowrl.paths import GraphPaths, RunPaths
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.skill import Skill

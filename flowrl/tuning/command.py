@@ -16,12 +16,7 @@ from flowrl.errors import EXIT_RESUMABLE, ConfigError
 from flowrl.launchers import sandbox
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.skill_sources import Library, SkillSources, check_graph_record, open_graph
-from flowrl.parallel.start import (
-    check_machine,
-    device_slots,
-    open_scheduler,
-    refuse_shared_folder,
-)
+from flowrl.parallel.start import check_machine, device_slots, open_scheduler, refuse_shared_folder
 from flowrl.paths import GraphPaths, SweepPaths, slug
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.validation.dry_run import approve_skills, keep_approvals

@@ -12,14 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from flowrl import config as configs
-from flowrl.config import (
-    AboveZero,
-    AttemptConfig,
-    BottomUpConfig,
-    Positive,
-    PPOConfig,
-    StartConfig,
-)
+from flowrl.config import AboveZero, AttemptConfig, BottomUpConfig, Positive, PPOConfig, StartConfig
 from flowrl.errors import ConfigError, closest
 from flowrl.experts.store import ExpertStore
 from flowrl.parallel.recovery import recorded_config

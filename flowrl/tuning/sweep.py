@@ -16,13 +16,7 @@ from typing import Any
 
 from flowrl import storage
 from flowrl.config import BottomUpConfig
-from flowrl.errors import (
-    BusyError,
-    FileRefusedError,
-    FlowrlError,
-    format_error,
-    is_transient,
-)
+from flowrl.errors import BusyError, FileRefusedError, FlowrlError, format_error, is_transient
 from flowrl.experts import manifest as manifests
 from flowrl.experts.manifest import Manifest
 from flowrl.experts.store import ExpertStore, check_digest

@@ -19,13 +19,7 @@ from flowrl import config as configs
 from flowrl import storage
 from flowrl.config import PPOConfig
 from flowrl.errors import ConfigError, FileRefusedError, is_transient
-from flowrl.measures.objectives import (
-    Curve,
-    CurvePoint,
-    parse_objective,
-    read_curve,
-    run_figures,
-)
+from flowrl.measures.objectives import Curve, CurvePoint, parse_objective, read_curve, run_figures
 from flowrl.paths import RunPaths, SweepPaths
 from flowrl.runs import SkillName, read_result
 from flowrl.storage import records

@@ -108,8 +108,7 @@ def with_zeros_for_data(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage",
-    [without_manifest, without_description, with_another_description, with_zeros_for_data],
+    "damage", [without_manifest, without_description, with_another_description, with_zeros_for_data]
 )
 def test_what_cannot_be_read_is_said_and_harms_no_other(tmp_path, damage):
     broken, whole = saved(tmp_path / "broken"), saved(tmp_path / "whole")

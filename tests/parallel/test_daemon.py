@@ -7,12 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from flowrl.errors import (
-    BusyError,
-    FileRefusedError,
-    FormatVersionError,
-    LaunchError,
-)
+from flowrl.errors import BusyError, FileRefusedError, FormatVersionError, LaunchError
 from flowrl.launchers.base import ExitCause, Lost
 from flowrl.parallel import health
 from flowrl.parallel.events import Verb

@@ -39,11 +39,7 @@ from tests.parallel.scheduling import NOW, finished
 
 SEEDS_PER_CASE = 100
 LOCK: list[Path] = []  # of the folder in which the histories are played
-ENDS = (
-    *(Exited(cause=cause) for cause in ExitCause),
-    *[Lost()] * 3,
-    *[None] * 6,
-)
+ENDS = (*(Exited(cause=cause) for cause in ExitCause), *[Lost()] * 3, *[None] * 6)
 
 
 @dataclass

@@ -9,11 +9,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from flowrl.errors import (
-    GraphError,
-    NameRefusedError,
-    SkillError,
-)
+from flowrl.errors import GraphError, NameRefusedError, SkillError
 from flowrl.launchers.base import Lost
 from flowrl.launchers.tmux import TmuxLauncher
 from flowrl.parallel import SkillScheduler
@@ -31,12 +27,7 @@ from flowrl.parallel.status import (
 )
 from tests.commands.making import running
 from tests.parallel.making import make_skill
-from tests.parallel.scheduling import (
-    lines,
-    saved,
-    status,
-    words,
-)
+from tests.parallel.scheduling import lines, saved, status, words
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 DATA = {

@@ -19,14 +19,7 @@ from flowrl.parallel import requests
 from flowrl.parallel.events import Verb
 from flowrl.paths import RunPaths
 from flowrl.runs import write_progress
-from tests.parallel.scheduling import (
-    exited,
-    finished,
-    lines,
-    progress,
-    status,
-    words,
-)
+from tests.parallel.scheduling import exited, finished, lines, progress, status, words
 
 
 def trains(scheduler, world):

@@ -241,10 +241,7 @@ def test_asha_ends_the_trials_that_are_behind(place, sweep):
             ("--vary", "lr=log:1e-4:1e-2", "--skill=Collect Stone"),
             "has no expert yet; flowrl train",
         ),
-        (
-            ("--vary", "lr=log:1e-4:1e-2", "--max_nodes=1"),
-            "flowrl sweep has no flag --max_nodes;",
-        ),
+        (("--vary", "lr=log:1e-4:1e-2", "--max_nodes=1"), "flowrl sweep has no flag --max_nodes;"),
         (
             ("--vary", "lr=log:1e-4:1e-2", "--max_parallel_skills=4"),
             "flowrl sweep has no flag --max_parallel_skills",

@@ -16,14 +16,7 @@ from flowrl.measures.objectives import MEASURES, CurvePoint
 from flowrl.storage import records
 from flowrl.tuning import trials
 from flowrl.tuning.search import SearchConfig
-from flowrl.tuning.trials import (
-    FAILED,
-    TRIAL,
-    BegunTrial,
-    next_trial,
-    read_trials,
-    write_outcome,
-)
+from flowrl.tuning.trials import FAILED, TRIAL, BegunTrial, next_trial, read_trials, write_outcome
 from tests.tuning.making import a_sweep, a_trial
 
 
