@@ -1,4 +1,4 @@
-"""Pruning: whether a trial that still trains should end, decided from the curves of all trials.
+"""Pruning, alone because benchmarks decide it without trials: which trial should end early.
 
 A curve is `[(cost, score), …]` by rising cost, of a trial that trains or has ended. A trial is
 never begun anew: one that passes a rung trains on, so no frame is trained twice.

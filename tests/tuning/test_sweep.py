@@ -236,6 +236,7 @@ def test_asha_ends_the_trials_that_are_behind(place, sweep):
             "x is not measured here",
         ),
         ((), "say what is varied"),
+        ((*VARY[:2], "--space=x.toml"), "--vary and --space both say what is varied"),
         (("--vary", "num_envs=choice:63,65", "--env_shards=32"), "finds no point for trial 0"),
         (
             ("--vary", "lr=log:1e-4:1e-2", "--skill=Collect Stone"),
