@@ -57,14 +57,6 @@ class GraphError(FlowrlError, ValueError):
     """The skill graph is impossible."""
 
 
-class CycleError(GraphError):
-    """Skills need one another in a circle."""
-
-
-class UnknownNeedError(GraphError):
-    """No skill gains what another requires."""
-
-
 class FileRefusedError(FlowrlError):
     """A file is missing, too large, not a plain file, or not of the expected form."""
 

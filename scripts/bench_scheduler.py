@@ -174,7 +174,7 @@ def state_of_many(folder: Path, *, small: bool) -> list[Row]:
     tick = Row(case="idle tick, 1,000 skills", ours=1e3 * statistics.median(ticks), unit="ms")
     if small:
         return [row, row_of_event, tick]
-    holds = [events.Hold(item.skill) for item in skills if not item.needs]
+    holds = [events.Asked(item.skill, Verb.PAUSE) for item in skills if not item.needs]
     blocked, _ = step(waiting, holds, NOW, SCHEDULE, launching=False)
     largest, _ = _saves(folder / "blocked.json", blocked, held[:50], ", all blocked")
     return [row, row_of_event, tick, largest]
@@ -192,7 +192,7 @@ def _saves(path: Path, state: SchedulerState, held: list[str], what: str) -> tup
     stepping, saving, theirs = [], [], []
     for number, skill in enumerate(held):
         began = time.perf_counter()
-        state, _ = step(state, [events.Hold(skill)], NOW, SCHEDULE, launching=False)
+        state, _ = step(state, [events.Asked(skill, Verb.PAUSE)], NOW, SCHEDULE, launching=False)
         stepped = time.perf_counter()
         file.save(state)
         stepping.append(stepped - began)

@@ -40,7 +40,7 @@ from bench_startup import trial_row
 from benchmarking import Row, arguments, report
 from mixed_spaces import MixedSpace
 
-from flowrl.tuning.pruning import Pruner, Rungs, should_prune
+from flowrl.tuning.pruning import Rungs, should_prune
 from flowrl.tuning.search import suggest
 from flowrl.tuning.space import Dimension, Observation, Point, SearchInput, Space
 
@@ -248,10 +248,10 @@ def searches(kept: Kept, problem: str, methods: Sequence[str], seeds: Sequence[i
     ]
 
 
-def frames_to(curve: LearningCurve, pruner: Pruner, seed: int, goal: float | None) -> tuple:
+def frames_to(curve: LearningCurve, seed: int, goal: float | None = None) -> tuple:
     """Frames until a trial of all frames is truly worth the goal, at random points; and the best.
 
-    Without a goal, the best of as many trials as the budget of the other problem has.
+    Without a goal nothing is pruned: the best of as many trials as the other problem's budget has.
     """
     rng = np.random.default_rng([4, seed])
     rungs = Rungs(least=MOST / 27, most=MOST)
@@ -262,7 +262,7 @@ def frames_to(curve: LearningCurve, pruner: Pruner, seed: int, goal: float | Non
         noise = np.random.default_rng([5, seed, number])
         for frames in (*rungs.costs(), MOST):
             curves[number].append((frames, curve.reached(x, frames) + 0.02 * noise.normal()))
-            if frames < MOST and should_prune(pruner, number, curves, rungs):
+            if goal is not None and frames < MOST and should_prune(number, curves, rungs):
                 break
         spent += frames
         if frames == MOST and curve.reached(x, MOST) > best:
@@ -272,18 +272,12 @@ def frames_to(curve: LearningCurve, pruner: Pruner, seed: int, goal: float | Non
     return best_at, best
 
 
-def prunings(seeds: Sequence[int]) -> list[Row]:
+def pruning(seeds: Sequence[int]) -> Row:
     """Frames to the same confirmed score, without and with pruning."""
-    rows = []
-    without = [frames_to(LearningCurve(seed), "none", seed, None) for seed in seeds]
-    for pruner in ("asha", "median"):
-        spent = [
-            frames_to(LearningCurve(seed), pruner, seed, best)[0]
-            for seed, (_, best) in zip(seeds, without, strict=True)
-        ]
-        baseline = [frames for frames, _ in without]
-        rows.append(compared(f"{pruner} over none", spent, baseline, "frames to the same score"))
-    return rows
+    baseline, best = zip(*(frames_to(LearningCurve(seed), seed) for seed in seeds), strict=True)
+    goals = zip(seeds, best, strict=True)
+    spent = [frames_to(LearningCurve(seed), seed, goal)[0] for seed, goal in goals]
+    return compared("asha over none", spent, baseline, "frames to the same score")
 
 
 def proposal_seconds() -> Row:
@@ -330,7 +324,7 @@ def main() -> int:
         if problem.startswith(options.problems):
             rows += searches(Kept(options.keep), problem, methods, seeds)
     if not options.problems:
-        rows += [*prunings(range(options.seeds)), proposal_seconds()]
+        rows += [pruning(range(options.seeds)), proposal_seconds()]
     if not options.problems:
         rows.append(trial_row(rounds=1 if options.small else 3))
     report("sweep", rows, options.json)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from flowrl.config import ScheduleConfig
 from flowrl.parallel import events
-from flowrl.parallel.events import Event, NewSkill
+from flowrl.parallel.events import Event, NewSkill, Verb
 from flowrl.parallel.state import SchedulerState, StateFile
 from flowrl.parallel.transitions import step
 
@@ -63,9 +63,9 @@ def main(size: int, folder: Path) -> None:
     took: dict[str, list[float]] = {"step": [], "encode": [], "save, with fsync": []}
     for number in range(min(ROUNDS, size)):
         skill = f"Collect Thing {size - 1 - number}"
-        took["step"].append(timed(partial(take, events.Hold(skill))))
+        took["step"].append(timed(partial(take, events.Asked(skill, Verb.PAUSE))))
         took["encode"].append(timed(lambda: file.encode(state)))
-        took["step"].append(timed(partial(take, events.Retry(skill))))
+        took["step"].append(timed(partial(take, events.Asked(skill, Verb.RETRY))))
         took["save, with fsync"].append(timed(lambda: file.save(state)))
     for name, values in took.items():
         median, most = statistics.median(values), max(values)

@@ -4,8 +4,7 @@ Start all by `mpirun -n 4 python -m mpi4py train.py`. MPI waits for the slowest 
 timeout; a rank that dies ends all ranks (MPICH). Only buffers travel, nothing is pickled.
 Sums are in f32 (f64 with an f64 array), so a mean is within 1e-6 of the greatest number of it.
 
-A rank sends up to 8 bytes of each number: by `ring` in 2 (ranks - 1) messages one after another,
-by `allreduce` as MPI chooses, for many ranks with few numbers.
+A rank sends up to 8 bytes of each number round a ring, in 2 (ranks - 1) messages.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ from flowrl.averaging.state import Tree, map_leaves
 from flowrl.averaging.trainer import DistributedTrainer, LossFunction
 from flowrl.errors import ConfigError, FlowrlError, TrainingError, format_error
 
-_WAYS = ("ring", "allreduce")
 _ABSENT, _NOT_FINITE = -1.0, -2.0  # instead of an agent's weight
 
 
@@ -34,7 +32,7 @@ class MPISyncCoordinator(LocalSyncCoordinator):
     """Brings the agents of all ranks together in rounds and barriers; all ranks make it alike.
 
     `own` are this rank's agents, every n-th of n ranks; messages reach them alone. Ranks refuse,
-    by ConfigError, other files of flowrl, agents, ways or `config` than the first one's.
+    by ConfigError, other files of flowrl, agents, outer step or `config` than the first one's.
     """
 
     _least_dtype = np.float32
@@ -43,18 +41,15 @@ class MPISyncCoordinator(LocalSyncCoordinator):
         self,
         agent_ids: Sequence[str],
         *,
-        way: str = "ring",
         outer: OuterStep | None = None,
         config: Mapping[str, Any] | None = None,
     ) -> None:
-        if way not in _WAYS:
-            raise ConfigError(f"way {way!r} is unknown; use {', '.join(_WAYS)}")
         super().__init__(outer=outer)
         try:
             from mpi4py import MPI
         except (ImportError, RuntimeError) as error:  # the latter if it finds no library
             raise ConfigError("MPI is missing: pip install '.[mpi]' in flowrl's folder") from error
-        self._comm, self._in_place = MPI.COMM_WORLD, MPI.IN_PLACE
+        self._comm = MPI.COMM_WORLD
         self.rank, self._size = self._comm.Get_rank(), self._comm.Get_size()
         # without mpi4py.run, an error of one rank would let the others wait for ever
         if self._size == 1 or "mpi4py.run" not in sys.modules:
@@ -63,8 +58,8 @@ class MPISyncCoordinator(LocalSyncCoordinator):
         files = [path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))]
         self.check_alike("version of flowrl", files)
         self.check_alike("list of agents", [*agent_ids])
-        self.check_alike("way or config", (way, outer, config))
-        self._all, self._way, ids = tuple(agent_ids), way, len(set(agent_ids))
+        self.check_alike("outer step or config", (outer, config))
+        self._all, ids = tuple(agent_ids), len(set(agent_ids))
         if ids < max(len(self._all), self._size):
             agents = f"{len(self._all)} agents with {ids} ids for {self._size} ranks"
             raise ConfigError(f"{agents}; give each agent its own id and each rank an agent")
@@ -128,14 +123,7 @@ class MPISyncCoordinator(LocalSyncCoordinator):
         rows = [np.multiply(offers[a][0], weights[a] / total, out=offers[a][0]) for a in own]
         rows = rows or [np.zeros_like(next(iter(offers.values()))[0])]
         left_out = {a: "its weights are not finite" for a in weights if weights[a] == _NOT_FINITE}
-        return self._added(sum(rows[1:], start=rows[0])), members, left_out
-
-    def _added(self, row: np.ndarray) -> np.ndarray:
-        """The sum of all ranks' rows `[d]`, the same bits on each; overwrites `row`."""
-        if self._way == "ring":
-            return _ring(self._comm, row)
-        self._comm.Allreduce(self._in_place, row)
-        return row
+        return _ring(self._comm, sum(rows[1:], start=rows[0])), members, left_out
 
     def _gathered(self, own: np.ndarray) -> np.ndarray:
         """`[ranks, n]`: an array `[n]` of each rank."""
@@ -175,7 +163,10 @@ def _is_finite(row: np.ndarray) -> bool:
 
 
 def _ring(comm: Any, row: np.ndarray) -> np.ndarray:
-    """Add pieces on their way round, then copy them round (Patarasuk and Yuan 2009)."""
+    """The sum of all ranks' rows `[d]`, the same bits on each; overwrites `row`.
+
+    Pieces are added on their way round, then copied round (Patarasuk and Yuan 2009).
+    """
     rank, size = comm.Get_rank(), comm.Get_size()
     pieces = np.array_split(row, size)
     came = np.empty_like(pieces[0])

@@ -99,8 +99,6 @@ class JudgeCommand(ReportCommand):
     """The endpoint's model."""
     judge_budget: tuple[Positive, ...] = (500, 1_000_000, 1800)
     """Calls, tokens and seconds that the endpoint may take at most, retries included."""
-    dspy_compiler: Literal["bootstrap", "mipro"] = "bootstrap"
-    """How dspy makes its prompt: with chosen examples, or also with instructions of its own."""
     sandbox: Sandbox = "auto"
     """Confine the episodes by bubblewrap, with the graph read-only; auto: if it is there."""
 
@@ -246,7 +244,7 @@ class GraphJudging:
             reader = self._readers[name]
             if name == "dspy":
                 storage.make_dir(folder := self._graph_paths.judging)
-                reader.compile(*study.learn, folder / "program.json", self._flags.dspy_compiler)
+                reader.compile(*study.learn, folder / "program.json")
             return reader
         from flowrl.judging import learned
 

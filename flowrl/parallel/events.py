@@ -201,36 +201,18 @@ class Deferred(NotDone):
     """The disk is full or a lock is held: try again later, as often as it takes."""
 
 
-class Retry(SkillEvent):
-    """Train a failed or held skill again, or start a waiting one at once."""
-
-
 @dataclass(frozen=True, slots=True)
-class TrainMore(SkillEvent):
-    """Train a completed skill on or anew, towards a goal and with a budget of frames."""
+class Asked(SkillEvent):
+    """A change of one skill, as a verb says; a skill whose status it does not fit stays as it is.
 
+    `goal` and `budget` are what a skill that trains on has at least, `why` is said of a paused one.
+    """
+
+    verb: Verb
+    number: int = 0  # the new priority, or how many frames more
     goal: float = 0.0
     budget: int = 0
-    frames: int = 0  # of this run; 0 for --total_timesteps
-    anew: bool = False  # from nothing, instead of its own expert
-
-
-@dataclass(frozen=True, slots=True)
-class Hold(SkillEvent):
-    """Pause a skill."""
-
     why: str = PAUSED
-
-
-@dataclass(frozen=True, slots=True)
-class Prioritized(SkillEvent):
-    """Skills of higher priority start sooner."""
-
-    priority: int
-
-
-class Prune(SkillEvent):
-    """End a running skill's run with what it has."""
 
 
 class Stopped(Event):

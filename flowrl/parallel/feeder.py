@@ -11,15 +11,7 @@ from flowrl.measures.convergence import learning_progress
 from flowrl.measures.objectives import Curve, read_curve
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.skill_sources import SkillConfig, SkillSources
-from flowrl.parallel.status import (
-    NOT_ASKED_FOR,
-    Blocked,
-    Completed,
-    Entry,
-    Failed,
-    Held,
-    Waiting,
-)
+from flowrl.parallel.status import NOT_ASKED_FOR, Blocked, Completed, Entry, Failed, Held, Waiting
 from flowrl.paths import GraphPaths, RunPaths
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.skill import Skill
@@ -72,11 +64,9 @@ class Feeder:
         for each in self._flow.add(graph, name):
             self._add(each, graph.skills[each])
         for each in (*graph.all_needs(name), name):
-            match self._scheduler.state.entries[each].status:
-                case Held(why=why) if why == NOT_ASKED_FOR:
-                    self._scheduler.retry(each)
-                case _:
-                    pass
+            status = self._scheduler.state.entries[each].status
+            if isinstance(status, Held) and status.why == NOT_ASKED_FOR:
+                self._scheduler.retry(each)
 
     def take_up_state(self) -> None:
         """Report what ended before this start, and hold skills that were not requested now."""

@@ -68,8 +68,7 @@ def after_end(entry: Entry, event: RunEnded, context: StepContext) -> Entry:
         case StopReason.PAUSE:
             return _held(entry, status, PAUSED, context)
         case StopReason.CANCEL:
-            failed = Failed(why=CANCELLED, attempt=status.attempt, at=context.now)
-            return replace(entry, status=failed)
+            return _failed(entry, CANCELLED, context)
         case StopReason.PRUNE:
             why = f"it was to end with what it had, and left no result: {described(event.outcome)}"
         case StopReason.NONE | StopReason.YIELD:
@@ -98,9 +97,7 @@ def charged(
     entry = replace(entry, failures=entry.failures + 1, refusals=0, requeues=0)
     used = replace(entry, frames_used=entry.frames_used + frames)
     if given_up := _given_up(entry if goes_on else used, context.schedule):
-        text = f"{why}; {given_up}"
-        failed = Failed(why=text, attempt=status.attempt, at=context.now, log=log)
-        return replace(used, status=failed)
+        return _failed(used, f"{why}; {given_up}", context, log)
     waiting = Waiting(
         attempt=status.attempt + 1,
         not_before=context.later(entry.failures),
@@ -179,7 +176,7 @@ def _finished(entry: Entry, status: Running, result: RunResult, context: StepCon
     least, before = context.schedule.min_success_rate, entry.trained
     if before and not entry.anew and result.success_rate < before.success_rate:
         why = f"success was {before.success_rate:.1%} before and {result.success_rate:.1%} then"
-        return replace(entry, status=Failed(why=why, attempt=status.attempt, at=context.now))
+        return _failed(entry, why, context)
     if result.success_rate < least:
         why = f"succeeded in {result.success_rate:.1%} of the episodes, under {least:.1%}"
         tried = charged(entry, why, result.frames, context)
@@ -228,8 +225,7 @@ def _by_cause(entry: Entry, outcome: Exited | Lost, event: RunEnded, context: St
     if code == EXIT_IO and entry.requeues < MAX_REQUEUES:
         return _requeued(entry, why, context, tries=entry.requeues)
     if code == EXIT_USAGE:
-        failed = Failed(why=why, attempt=status.attempt, at=context.now, log=event.log)
-        return replace(entry, failures=entry.failures + 1, status=failed)
+        return _failed(replace(entry, failures=entry.failures + 1), why, context, event.log)
     again = code is not None and event.saved == entry.error_at
     anew = again or code == EXIT_DIVERGED or cause is ExitCause.NO_RESULT
     goes_on = bool(event.saved) and not anew
@@ -262,6 +258,11 @@ def _waiting_again(entry: Entry, why: str, not_before: datetime | None) -> Entry
 def _held(entry: Entry, status: Running, why: str, context: StepContext) -> Entry:
     held = Held(why=why, attempt=status.attempt, at=context.now, run_id=status.run_id)
     return replace(entry, status=held)
+
+
+def _failed(entry: Entry, why: str, context: StepContext, log: tuple[str, ...] = ()) -> Entry:
+    failed = Failed(why=why, attempt=entry.status.attempt, at=context.now, log=log)
+    return replace(entry, status=failed)
 
 
 def _given_up(entry: Entry, schedule: ScheduleConfig) -> str:

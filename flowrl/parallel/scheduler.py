@@ -227,26 +227,26 @@ class SkillScheduler:
 
     def retry(self, skill_name: str) -> None:
         """Let a failed or held skill train again, or a waiting one start at once."""
-        self._apply_to(events.Retry(skill_name))
+        self._apply_to(events.Asked(skill_name, Verb.RETRY))
 
     def train_more(self, skill_name: str, *, goal: float = 0.0, budget: int = 0) -> None:
         """Let a completed skill train on from its own expert; its dependants wait for that.
 
         The skill's `goal` and `budget` are at least these afterwards, even if it was in vain.
         """
-        self._apply_to(events.TrainMore(skill_name, goal, budget))
+        self._apply_to(events.Asked(skill_name, Verb.TRAIN_MORE, goal=goal, budget=budget))
 
     def hold(self, skill_name: str, why: str = PAUSED) -> None:
         """Pause a skill until it is retried; a running one saves what it has and ends."""
-        self._apply_to(events.Hold(skill_name, why))
+        self._apply_to(events.Asked(skill_name, Verb.PAUSE, why=why))
 
     def set_priority(self, skill_name: str, priority: int) -> None:
         """Let skills of higher priority start sooner."""
-        self._apply_to(events.Prioritized(skill_name, priority))
+        self._apply_to(events.Asked(skill_name, Verb.PRIORITY, priority))
 
     def prune(self, skill_name: str) -> None:
         """Let a running skill's run end with what it has; others stay as they are."""
-        self._apply_to(events.Prune(skill_name))
+        self._apply_to(events.Asked(skill_name, Verb.PRUNE))
 
     def tick(self, now: datetime | None = None) -> None:
         """Apply requests and ended runs, then carry out commands until none is left."""

@@ -167,16 +167,17 @@ def for_skill(
 
 def skill_configs(config: BottomUpConfig, skills: Mapping[str, Skill]) -> Mapping[str, SkillConfig]:
     """Return each skill's settings from all sources; ConfigError names the skill and the place."""
+    graph_paths = GraphPaths(config.graph.graph_path)
     path, tables = config.graph.skill_config, {}
     if path is not None:
         tables = arguments.toml(path, flag="skill_config")
-    for name in tables.keys() - skills.keys():
-        raise ConfigError(f"{path}: there is no skill {name!r}{closest(name, skills)}")
+    for other in tables.keys() - skills.keys():
+        raise ConfigError(f"{path}: there is no skill {other!r}{closest(other, skills)}")
     settings: dict[str, SkillConfig] = {}
     for name, skill in skills.items():
         try:
             of_toml = skill_settings(tables.get(name, {}))
-            tuned = skill_settings(read_tuned(GraphPaths(config.graph.graph_path), name))
+            tuned = skill_settings(read_tuned(graph_paths, name))
             settings[name] = for_skill(
                 config, of_file=skill.training, of_toml=of_toml, of_sweep=tuned
             )

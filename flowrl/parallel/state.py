@@ -19,19 +19,16 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
-from graphlib import CycleError as Circle
-from graphlib import TopologicalSorter
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
 
 from flowrl import storage
 from flowrl.errors import (
-    CycleError,
     FileRefusedError,
     FormatVersionError,
     GraphError,
     NameRefusedError,
-    UnknownNeedError,
 )
 from flowrl.launchers.base import Handle
 from flowrl.parallel.events import Command, NewSkill, Response, StatusChange, StopMode
@@ -261,13 +258,13 @@ def check_new_skills(skills: Sequence[NewSkill], known: Mapping[str, Entry]) -> 
     for name, item in new.items():
         for need in item.needs:
             if need not in known and need not in new:
-                raise UnknownNeedError(f"{name!r} needs {need!r}, which is not there; add it first")
+                raise GraphError(f"{name!r} needs {need!r}, which is not there; add it first")
     graph = {name: [n for n in item.needs if n not in known] for name, item in new.items()}
     try:
         return tuple(TopologicalSorter(graph).static_order())
-    except Circle as error:
+    except CycleError as error:
         circle = " → ".join(error.args[1])
-        raise CycleError(f"these skills need one another in a circle: {circle}") from error
+        raise GraphError(f"these skills need one another in a circle: {circle}") from error
 
 
 def _check_names(new: Mapping[str, NewSkill], known: Mapping[str, Entry]) -> None:

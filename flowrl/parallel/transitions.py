@@ -301,12 +301,7 @@ class Transition:
             return refusal
         if verb is Verb.RESUME and not _is_paused(entry.status):
             return "it is running, and nobody asked it to pause"
-        if verb is Verb.PRIORITY:
-            self._prioritize(events.Prioritized(skill, request.number))
-        elif verb in (Verb.TRAIN_MORE, Verb.RETRAIN):
-            self._train_more(events.TrainMore(skill, 0.0, 0, request.number, verb is Verb.RETRAIN))
-        else:
-            _VERBS[verb](self, entry)
+        self._change(events.Asked(skill, verb, request.number))
         return ""
 
     def _handle_for_all(self, verb: Verb) -> str:
@@ -320,8 +315,27 @@ class Transition:
             if why_not(verb, entry.status.kind):
                 continue
             if verb is Verb.PAUSE or _is_paused(entry.status, PAUSED):
-                _VERBS[verb](self, entry)
+                self._change(events.Asked(skill, verb))
         return ""
+
+    def _change(self, asked: events.Asked) -> None:
+        """Change a skill as is asked, if its status admits that."""
+        entry = self.builder.entries[asked.skill]
+        match asked.verb:
+            case Verb.RETRY:
+                self._retry(entry)
+            case Verb.TRAIN_MORE | Verb.RETRAIN:
+                self._train_more(entry, asked)
+            case Verb.PAUSE:
+                self._pause(entry, asked.why)
+            case Verb.RESUME:
+                self._resume(entry)
+            case Verb.CANCEL:
+                self._cancel(entry)
+            case Verb.PRUNE:
+                self._ask_to_end(entry, StopReason.PRUNE)
+            case Verb.PRIORITY:
+                self.builder.put(replace(entry, priority=asked.number))
 
     def _retry(self, entry: Entry) -> None:
         """Reset the counts: a failed skill gets a new attempt, a held run goes on."""
@@ -336,21 +350,21 @@ class Transition:
                 return
         self._set_status(replace(entry, **_UNCHARGED), waiting)
 
-    def _train_more(self, asked: events.TrainMore) -> None:
+    def _train_more(self, entry: Entry, asked: events.Asked) -> None:
         """Let another run of a completed skill start, from its own expert or anew."""
-        entry = self.builder.entries[asked.skill]
         if isinstance(done := entry.status, Completed):
             goal, budget = max(done.goal, asked.goal), max(done.budget, asked.budget)
-            of_run: dict[str, Any] = {"more_frames": max(0, asked.frames), "anew": asked.anew}
-            of_run["trained"] = replace(done, goal=goal, budget=budget)
-            again = Waiting(attempt=done.attempt + 1)
-            self._put(replace(entry, status=again, **of_run, **_UNCHARGED))
+            again = replace(
+                entry,
+                status=Waiting(attempt=done.attempt + 1),
+                trained=replace(done, goal=goal, budget=budget),
+                more_frames=max(0, asked.number),
+                anew=asked.verb is Verb.RETRAIN,
+                **_UNCHARGED,
+            )
+            self._put(again)
 
-    def _prioritize(self, asked: events.Prioritized) -> None:
-        entry = self.builder.entries[asked.skill]
-        self.builder.put(replace(entry, priority=asked.priority))
-
-    def _pause(self, entry: Entry, why: str = PAUSED) -> None:
+    def _pause(self, entry: Entry, why: str) -> None:
         """Hold a skill; a running one is asked to end first, a merging one is completed anyway."""
         status = entry.status
         if isinstance(status, Running):
@@ -465,13 +479,6 @@ def _is_paused(status: Status, why: str | None = None) -> bool:
     return isinstance(status, Running) and status.stop_reason is StopReason.PAUSE
 
 
-_VERBS: dict[Verb, Callable[[Transition, Entry], None]] = {
-    Verb.RETRY: Transition._retry,
-    Verb.PAUSE: Transition._pause,
-    Verb.RESUME: Transition._resume,
-    Verb.CANCEL: Transition._cancel,
-    Verb.PRUNE: lambda self, entry: self._ask_to_end(entry, StopReason.PRUNE),
-}
 HANDLERS: dict[type, Callable[[Transition, Any], None]] = {
     events.SkillsAdded: Transition._add_skills,
     events.RunPrepared: Transition._prepared,
@@ -484,11 +491,7 @@ HANDLERS: dict[type, Callable[[Transition, Any], None]] = {
     events.RunLate: Transition._late,
     events.MergeDone: Transition._merged,
     events.MergeRefused: Transition._merge_refused,
-    events.Retry: lambda self, event: self._retry(self.builder.entries[event.skill]),
-    events.TrainMore: Transition._train_more,
-    events.Hold: lambda self, event: self._pause(self.builder.entries[event.skill], event.why),
-    events.Prioritized: Transition._prioritize,
-    events.Prune: lambda self, e: self._ask_to_end(self.builder.entries[e.skill], StopReason.PRUNE),
+    events.Asked: Transition._change,
     ControlRequest: Transition._handle_request,
     events.Stopped: Transition._end_stop,
     events.Restarted: Transition._restart,

@@ -55,7 +55,7 @@ class SkillGraph:
         self._learned = learnable(self.skills, capacity=capacity)
 
     def check(self) -> None:
-        """Raise CycleError or UnknownNeedError if some skill can never be learned."""
+        """Raise GraphError if some skill can never be learned."""
         for name in self.skills:
             self._require_possible(name)
 

@@ -33,7 +33,7 @@ from itertools import chain
 
 import networkx as nx
 
-from flowrl.errors import CycleError, GraphError, UnknownNeedError
+from flowrl.errors import GraphError
 from flowrl.skills.skill import Skill, Step
 
 CAPACITY = 9  # of each item, unless the game says another
@@ -252,10 +252,10 @@ def why_impossible(
         )
         item, need, gainers = next(x for x in offers if learned.rank.keys().isdisjoint(x[2]))
         if not gainers:
-            return UnknownNeedError(_missing(skill, item, need, learned))
+            return GraphError(_missing(skill, item, need, learned))
         name = next((other for other in gainers if other != skill.name), skill.name)
         if name in path:
-            return CycleError(
+            return GraphError(
                 f"skills need one another in a circle: {_drawn([*path][path[name] :])}; "
                 "drop one need"
             )

@@ -16,12 +16,7 @@ from flowrl.errors import EXIT_RESUMABLE, ConfigError
 from flowrl.launchers import sandbox
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.skill_sources import Library, SkillSources, check_graph_record, open_graph
-from flowrl.parallel.start import (
-    check_machine,
-    device_slots,
-    open_scheduler,
-    refuse_shared_folder,
-)
+from flowrl.parallel.start import check_machine, device_slots, open_scheduler, refuse_shared_folder
 from flowrl.paths import GraphPaths, SweepPaths, slug
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.validation.dry_run import approve_skills, keep_approvals
@@ -47,7 +42,7 @@ def run_sweep(config: SweepConfig) -> int:
     sweep_paths = _paths(graph_paths, config.name, config.skill)
     known = open_sweep(sweep_paths) if sweep_paths.sweep_json.exists() else None
     if known:
-        refuse_other_flags(config, known)
+        refuse_other_flags(config.given, config.varied, known)
     elif config.skill is None:
         raise ConfigError(f"{sweep_paths.root} is no sweep yet; name its --skill")
     training = training_config(config, graph_paths, known)
@@ -56,15 +51,16 @@ def run_sweep(config: SweepConfig) -> int:
     devices = device_slots(config.launch, each=each, wanted=wanted)
     library, sources = Library.of(training), SkillSources(graph_paths)
     graph = open_graph(library, sources)
-    record = known.record if known else new_record(config, training, graph_paths, graph)
+    sweep = known or Sweep(sweep_paths, new_record(config, training, graph_paths, graph))
     if config.engine == "ray":
-        _check_ray(Sweep(sweep_paths, record))
-    if config.keep_winner and not (known or config).search.confirm:
+        _check_ray(sweep)
+    if config.keep_winner and not sweep.search.confirm:
         raise ConfigError("--keep_winner keeps a confirmed point's expert; --confirm 0 has none")
     confinement = sandbox.confinement(config.launch.sandbox, graph_paths.root)
+    skill = sweep.record.skill
     approvals = approve_skills(
         graph_paths,
-        [graph.skills[name] for name in (*graph.all_needs(record.skill), record.skill)],
+        [graph.skills[name] for name in (*graph.all_needs(skill), skill)],
         training.ppo.env_name,
         trust=training.graph.trust_skills,
         confine=confinement.in_folder,
@@ -74,11 +70,10 @@ def run_sweep(config: SweepConfig) -> int:
     scheduler = open_scheduler(sweep_paths, training.schedule, training.launch, devices=devices)
     with scheduler:
         keep_approvals(sweep_paths, approvals)
-        sweep = (
-            prolong(known, config.search, config.origins)
-            if known
-            else create_sweep(sweep_paths, record, graph_paths, graph)
-        )
+        if known:
+            sweep = prolong(known, config.search, config.origins)
+        else:
+            create_sweep(sweep, graph_paths, graph)
         _run_trials(sweep, graph, scheduler, config, training=training, confinement=confinement)
         if scheduler.stopped_on_request:
             return EXIT_RESUMABLE
@@ -124,8 +119,8 @@ def _check_ray(sweep: Sweep) -> None:
     """Raise ConfigError if Ray is missing, or cannot do what the sweep asks."""
     if find_spec("ray") is None:
         raise ConfigError("--engine ray needs Ray Tune: pip install '.[ray]' in flowrl's folder")
-    if sweep.pruner != "none":
-        raise ConfigError(f"--engine ray ends no trial early; leave out --pruner {sweep.pruner}")
+    if sweep.search.pruner != "none":
+        raise ConfigError("--engine ray ends no trial early; leave out --pruner")
 
 
 def _conclude(

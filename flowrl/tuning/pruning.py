@@ -1,4 +1,4 @@
-"""Pruning: whether a trial that still trains should end, decided from the curves of all trials.
+"""Pruning, alone because benchmarks decide it without trials: which trial should end early.
 
 A curve is `[(cost, score), …]` by rising cost, of a trial that trains or has ended. A trial is
 never begun anew: one that passes a rung trains on, so no frame is trained twice.
@@ -7,7 +7,6 @@ never begun anew: one that passes a rung trains on, so no frame is trained twice
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -16,8 +15,7 @@ from flowrl.measures import objectives
 
 ScoreCurve = Sequence[tuple[float, float]]
 Curves = Mapping[int, ScoreCurve]  # by number of trial
-Pruner = Literal["asha", "median", "none"]
-_PEERS = 4  # other trials without which the median decides nothing
+Pruner = Literal["asha", "none"]
 _PLACES = 27  # of a curve; the rungs at a ninth and a third of the frames are among them
 
 
@@ -49,19 +47,25 @@ def scores_so_far(
     return [(float(curve[end - 1].frames), score(curve[:end])) for end in ends.values()]
 
 
-def should_prune(pruner: Pruner, number: int, curves: Curves, rungs: Rungs) -> bool:
-    """Return whether trial `number` should end now; its curve and its peers' are in `curves`.
+def should_prune(number: int, curves: Curves, rungs: Rungs) -> bool:
+    """Return whether a trial is below the best 1/eta of those that reached its newest rung.
 
-    Nothing is decided before the first rung. A score that is not finite is the worst.
+    `curves` has its curve and its peers'. Nothing is decided before the first rung. A score that is
+    not finite is the worst. Asynchronous successive halving as Li et al. (2020), in the form that
+    stops trials.
     """
     finite = {
         key: [(cost, score if math.isfinite(score) else -math.inf) for cost, score in curve]
         for key, curve in curves.items()
     }
     own = finite.get(number, [])
-    if not own or own[-1][0] < rungs.least:
+    reached = [cost for cost in rungs.costs() if score_at(own, cost) is not None]
+    if not reached:
         return False
-    return _PRUNERS[pruner](number, finite, rungs)
+    scores = {key: score_at(curve, reached[-1]) for key, curve in finite.items()}
+    known = sorted((score for score in scores.values() if score is not None), reverse=True)
+    score = scores[number]
+    return score is not None and score < known[math.ceil(len(known) / rungs.eta) - 1]
 
 
 def score_at(curve: ScoreCurve, cost: float) -> float | None:
@@ -70,34 +74,3 @@ def score_at(curve: ScoreCurve, cost: float) -> float | None:
         return None
     upto = [score for spent, score in curve if spent <= cost]
     return upto[-1] if upto else None
-
-
-def _asha(number: int, curves: Curves, rungs: Rungs) -> bool:
-    """Return whether it is below the best 1/eta of those that reached its newest rung.
-
-    Asynchronous successive halving as Li et al. (2020), in the form that stops trials.
-    """
-    reached = [cost for cost in rungs.costs() if score_at(curves[number], cost) is not None]
-    scores = {key: score_at(curve, reached[-1]) for key, curve in curves.items()}
-    known = sorted((score for score in scores.values() if score is not None), reverse=True)
-    own = scores[number]
-    return own is not None and own < known[math.ceil(len(known) / rungs.eta) - 1]
-
-
-def _median(number: int, curves: Curves, rungs: Rungs) -> bool:
-    """Return whether its best is below the median of what others had at the same cost.
-
-    The rule of Golovin et al. (2017, section 3.2.1), for the newest instead of the mean score.
-    """
-    cost = curves[number][-1][0]
-    others = [score_at(curve, cost) for key, curve in curves.items() if key != number]
-    scores = [score for score in others if score is not None]
-    best = max(score for _, score in curves[number])
-    return len(scores) >= _PEERS and best < statistics.median(scores)
-
-
-_PRUNERS: Mapping[Pruner, Callable[[int, Curves, Rungs], bool]] = {
-    "asha": _asha,
-    "median": _median,
-    "none": lambda number, curves, rungs: False,
-}

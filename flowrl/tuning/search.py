@@ -34,7 +34,7 @@ class SearchConfig(Configuration):
     """The choice and the scoring of points, and their budget."""
 
     method: Method = "cooled"
-    """How points are chosen; cleanrl has --pruner median, one trial after another."""
+    """How points are chosen; protein, carbs and cleanrl are other names of cooled."""
     trials: Positive | None = None
     """Most trials of the search (default: 20, or as many as --budget lets)."""
     budget: str | None = None
@@ -49,12 +49,12 @@ class SearchConfig(Configuration):
     confirm: Natural = 5
     """Seeds with which the best points and the default are trained again; 0 for none."""
 
-    def check(self) -> None:
-        """Raise ConfigError for a value that cannot be used."""
+    def problems(self) -> Iterator[str]:
+        """Check whether objective and budget can be read; raises ConfigError if they cannot."""
         parse_objective(self.objective, measured=RUN_MEASURES)
         read_budget(self.budget)
         if self.confirm == 1:
-            raise ConfigError("--confirm 1 confirms nothing; choose 2 seeds or more, or 0 for none")
+            yield "--confirm 1 confirms nothing; choose 2 seeds or more, or 0 for none"
 
 
 def suggest(method: Method, given: SearchInput) -> Point:

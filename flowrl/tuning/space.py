@@ -122,6 +122,17 @@ class Space:
         inside = all(each.contains(admitted[each.name]) for each in self.dimensions)
         return admitted if inside else None
 
+    def first_points(self, tuned: Sequence[Mapping[str, Any]]) -> tuple[Point, ...]:
+        """Return the points to try first: that of the base, and what other sweeps found."""
+        assert self.base
+        default, points = flags(self.base), []
+        for settings in ({}, *tuned):
+            names = (each.name for each in self.dimensions)
+            point = {name: settings.get(name, default[name]) for name in names}
+            if point not in points and self.admitted(point) == point:
+                points.append(point)
+        return tuple(points)
+
     def to_unit(self, point: Point) -> NDArray[np.float64]:
         """Return a point in unit coordinates, `[d]` in [0, 1]; raises ConfigError."""
         if point.keys() != (names := {each.name for each in self.dimensions}):

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from flowrl import config as configs
 from flowrl.arguments import other_flags
-from flowrl.config import (
-    AboveZero,
-    AttemptConfig,
-    BottomUpConfig,
-    Positive,
-    PPOConfig,
-    StartConfig,
-)
+from flowrl.config import AboveZero, AttemptConfig, BottomUpConfig, Positive, PPOConfig, StartConfig
 from flowrl.errors import ConfigError, closest
 from flowrl.experts.store import ExpertStore
 from flowrl.parallel.recovery import recorded_config
@@ -36,6 +30,8 @@ from flowrl.tuning.trials import LIMITS, Sweep, SweepRecord
 
 _ATTEMPTS = AttemptConfig(max_retries=1, scheduler_poll_interval=2.0)
 _SEARCH = SearchConfig()
+_FIXED = {"skill", *configs.flags(PPOConfig()), *configs.flags(_SEARCH)} - set(LIMITS)
+_BEFORE_FIELD = re.compile(r",(?=\w+=)")
 _ALWAYS = {"min_success_rate": 0.0, "slot_minutes": 0.0}  # of trials: all are scored, none waits
 _OF_FLOWRL = (
     "gpu_ids", "devices_per_run", "cpus_per_run", "launcher", "stall_timeout", "run_timeout",
@@ -72,8 +68,23 @@ class SweepConfig(StartConfig):
     keep_winner: bool = False
     """Merge the best expert of a confirmed point into the graph."""
 
+    @functools.cached_property
+    def varied(self) -> Space | None:
+        """The space of --vary or --space, if one is given; ConfigError if it cannot be used."""
+        if self.space:
+            return read_space(self.space)
+        return parse_vary(_BEFORE_FIELD.split(",".join(self.vary))) if self.vary else None
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The flags that were given, wherever, as JSON values."""
+        written = configs.to_json(self)
+        return {name: written[name] for name in self.origins}
+
     def problems(self) -> Iterator[str]:
-        """Check whether a flag is given, wherever, that the engine knows nothing of."""
+        """Check whether the space is said twice, or a flag is nothing to the engine."""
+        if self.vary and self.space:
+            yield "--vary and --space both say what is varied; leave one of them out"
         for name, origin in sorted(self.origins.items()):
             if name in _OF_FLOWRL and self.engine == "ray":
                 flag = f"--{name}" if origin == "command line" else f"--{name} ({origin})"
@@ -87,55 +98,58 @@ def training_config(
 
     A sweep that is there already has its settings.
     """
-    own, kept = configs.flags(config), {}
-    if graph_paths.config_json.exists() or graph_paths.graph_json.exists():
-        recorded = recorded_config(graph_paths)
-        kept = {
-            name: value
-            for part in (_as_trained(graph_paths, config.skill) or recorded.ppo, recorded.graph)
-            for name, value in configs.flags(part).items()
-            if name in own.keys() - config.origins.keys() - {"graph_path"}
-            and value != configs.flags(type(part)())[name]
-        }
+    recorded, own = _recorded(graph_paths, config.skill), configs.flags(config)
+    kept = {
+        name: value
+        for part in recorded
+        for name, value in configs.flags(part).items()
+        if name in own.keys() - config.origins.keys() - {"graph_path"}
+        and value != configs.flags(type(part)())[name]
+    }
     shared = {name: own[name] for name in own.keys() & configs.flags(BottomUpConfig()).keys()}
-    most = 1 if (known or config).search.method == "cleanrl" else config.max_concurrent
-    values = {**shared, **kept, **_ALWAYS, "max_parallel_skills": most}
+    values = {**shared, **kept, **_ALWAYS, "max_parallel_skills": config.max_concurrent}
     training = configs.with_flags(BottomUpConfig(), **values)
     origins = {**dict.fromkeys(kept, "config file"), **config.origins}
     ppo = known.base if known else training.ppo
     return dataclasses.replace(training, ppo=ppo, origins=origins)
 
 
-def _as_trained(graph_paths: GraphPaths, skill: str | None) -> PPOConfig | None:
-    """The flags that the skill's merged run was given, None if it has no record."""
-    versions = ExpertStore(graph_paths).manifest().experts.values()
-    places = [
-        graph_paths.archive(each.index, each.skill) for each in versions if each.skill == skill
-    ]
-    if not places or not places[0].run_json.exists():
-        return None
-    run = read_run(places[0])
-    flags = {name: run.config[name] for name, o in run.origins.items() if o in GIVEN}
-    return configs.from_json(PPOConfig, flags)
+def _recorded(graph_paths: GraphPaths, skill: str | None) -> tuple[configs.Configuration, ...]:
+    """The graph's settings, if there are any; of the skill's own merged run the given flags."""
+    if not (graph_paths.config_json.exists() or graph_paths.graph_json.exists()):
+        return ()
+    recorded = recorded_config(graph_paths)
+    for each in ExpertStore(graph_paths).manifest().experts.values():
+        run_paths = graph_paths.archive(each.index, each.skill)
+        if each.skill == skill and run_paths.run_json.exists():
+            run = read_run(run_paths)
+            given = {name: run.config[name] for name, o in run.origins.items() if o in GIVEN}
+            return configs.from_json(PPOConfig, given), recorded.graph
+    return recorded.ppo, recorded.graph
 
 
 def new_record(
     config: SweepConfig, training: BottomUpConfig, graph_paths: GraphPaths, graph: SkillGraph
 ) -> SweepRecord:
     """Return what a new sweep is; raises ConfigError for a flag that cannot be used."""
-    skill, search = config.skill or "", config.search
+    skill, search, space = config.skill or "", config.search, config.varied
     if skill not in graph.skills:
         raise ConfigError(f"there is no skill {skill!r}{closest(skill, graph.skills)}")
     merge_rule(training.graph)  # refused now, or never
     trained = skill_configs(training, graph.skills)[skill]
-    if trained.ppo.replicas > 1 and (search.pruner != "none" or search.method == "cleanrl"):
+    if trained.ppo.replicas > 1 and search.pruner != "none":
         raise ConfigError("--pruner cannot end runs with --replicas; leave one of them out")
     merged = {version.skill for version in ExpertStore(graph_paths).manifest().experts.values()}
-    if missing := [need for need in graph.all_needs(skill) if need not in merged]:
+    needs = graph.all_needs(skill)
+    if missing := [need for need in needs if need not in merged]:
         train = f"flowrl train {graph_paths.root} --target_skill {missing[-1]!r}"
         raise ConfigError(f"{skill} needs {missing[-1]}, which has no expert yet; {train}")
-    space = dataclasses.replace(_read_dimensions(config), base=trained.ppo)
+    if space is None:
+        raise ConfigError("say what is varied, by --vary lr=log:1e-4:1e-2 or by --space FILE")
+    space = dataclasses.replace(space, base=trained.ppo)
     suggest(search.method, SearchInput(space=space))
+    near = dict.fromkeys([*reversed(needs), *graph.order()])  # what it needs first, the next last
+    tuned = [read_tuned(graph_paths, name) for name in near if name != skill]
     return SweepRecord(
         sweep=secrets.token_hex(8),
         skill=skill,
@@ -144,45 +158,15 @@ def new_record(
         space=space.to_data(),
         config=configs.to_json(trained.ppo),
         origins=trained.origins,
-        starts=() if search.method == "grid" else _first_points(space, graph_paths, graph, skill),
+        starts=() if search.method == "grid" else space.first_points(tuned),
     )
 
 
-def _first_points(
-    space: Space, graph_paths: GraphPaths, graph: SkillGraph, skill: str
-) -> tuple[dict[str, Any], ...]:
-    """The points that are tried first: the default, and what sweeps of other skills found.
-
-    The skills that this one needs come first, those before it last.
-    """
-    assert space.base
-    default = {name: configs.flags(space.base)[name] for name in space.to_data()}
-    near = [*reversed(graph.all_needs(skill)), *graph.order()]
-    tuned = [read_tuned(graph_paths, name) for name in dict.fromkeys(near) if name != skill]
-    points: list[dict[str, Any]] = []
-    for settings in [{}, *tuned]:
-        point = {**default, **{name: settings[name] for name in default if name in settings}}
-        if point not in points and space.admitted(point) == point:
-            points.append(point)
-    return tuple(points)
-
-
-def _read_dimensions(config: SweepConfig) -> Space:
-    """The space of --vary or --space."""
-    if bool(config.vary) == bool(config.space):
-        raise ConfigError("say what is varied, by --vary lr=log:1e-4:1e-2 or by --space FILE")
-    if config.space:
-        return read_space(config.space)
-    return parse_vary(re.split(r",(?=\w+=)", ",".join(config.vary)))  # split at each comma before
-
-
-def refuse_other_flags(config: SweepConfig, sweep: Sweep) -> None:
-    """Raise ConfigError if a flag that is given, but no limit, is not that of the sweep."""
-    fixed = {"skill", *configs.flags(config.ppo), *configs.flags(config.search)} - set(LIMITS)
-    given = fixed & config.origins.keys()
-    now = {name: value for name, value in configs.to_json(config).items() if name in given}
-    if {"vary", "space"} & config.origins.keys():
-        now["space"] = _read_dimensions(config).to_data()
+def refuse_other_flags(given: Mapping[str, Any], space: Space | None, sweep: Sweep) -> None:
+    """Raise ConfigError if the space or a flag that is given, no limit, is not the sweep's."""
+    now = {name: value for name, value in given.items() if name in _FIXED}
+    if space:
+        now["space"] = space.to_data()
     for said in other_flags({**sweep.record.flags, "space": sweep.record.space}, now):
         raise ConfigError(
             f"{sweep.sweep_paths.root} was begun with {said}; leave it out, or choose another "

@@ -16,13 +16,7 @@ from typing import Any
 
 from flowrl import storage
 from flowrl.config import BottomUpConfig
-from flowrl.errors import (
-    BusyError,
-    FileRefusedError,
-    FlowrlError,
-    format_error,
-    is_transient,
-)
+from flowrl.errors import BusyError, FileRefusedError, FlowrlError, format_error, is_transient
 from flowrl.experts import manifest as manifests
 from flowrl.experts.manifest import Manifest
 from flowrl.experts.store import ExpertStore, check_digest
@@ -52,7 +46,6 @@ from flowrl.tuning.trials import (
     BegunTrial,
     CutRecord,
     Sweep,
-    SweepRecord,
     Trial,
     judged_at,
     next_trial,
@@ -66,19 +59,18 @@ logger = logging.getLogger(__name__)
 _LEAST_RUNG = 9  # trials are compared for the first time after this part of their frames
 
 
-def create_sweep(
-    sweep_paths: SweepPaths, record: SweepRecord, graph_paths: GraphPaths, plan: SkillGraph
-) -> Sweep:
+def create_sweep(sweep: Sweep, graph_paths: GraphPaths, plan: SkillGraph) -> None:
     """Write a new sweep: copies of the experts that its skill needs, and then what it is.
 
     A sweep that was half written is written again. The caller holds the sweep's folder. Raises
     BusyError if another start has begun it, ExpertCorruptError if an expert's files are others.
     """
+    sweep_paths = sweep.sweep_paths
     if sweep_paths.sweep_json.exists():
         raise BusyError(f"{sweep_paths.root} was begun meanwhile; the same command goes on with it")
     storage.make_dir(sweep_paths.root)
     store, pinned = ExpertStore(graph_paths), ExpertStore(sweep_paths)
-    needs = plan.all_needs(record.skill)
+    needs = plan.all_needs(sweep.record.skill)
     present = store.manifest()
     experts = {n: each for n, each in present.experts.items() if each.skill in needs}
     for version in experts.values():
@@ -87,8 +79,7 @@ def create_sweep(
         check_digest(storage.copy_tree(store.path_of(version), copy), copy, version)
     if experts:
         manifests.swap(sweep_paths, Manifest(generation=present.generation, experts=experts))
-    records.write(sweep_paths.sweep_json, record)
-    return Sweep(sweep_paths, record)
+    records.write(sweep_paths.sweep_json, sweep.record)
 
 
 def expert_number(graph_paths: GraphPaths, skill: str) -> int:
@@ -239,19 +230,19 @@ class Sweeper:
 
     def _prune(self) -> None:
         """Let trials that are far behind end with what they have."""
-        pruner, horizon = self.sweep.pruner, self.sweep.horizon
         running = [
             each.expert
             for each in self._scheduler.state.entries.values()
             if isinstance(each.status, Running) and not each.status.stop_reason
         ]
-        if pruner == "none" or not running:
+        if self.sweep.search.pruner == "none" or not running:
             return
+        horizon = self.sweep.horizon
         tried, _ = read_trials(self.sweep)
         curves = {each.trial.number: self._curve(each) for each in searched(tried)}
         rungs = Rungs(least=horizon / _LEAST_RUNG, most=horizon)
         for number in curves.keys() & set(running):
-            if should_prune(pruner, number, curves, rungs):
+            if should_prune(number, curves, rungs):
                 judged = CutRecord(frames=int(curves[number][-1][0]))
                 records.write(self.sweep.run(number).folder / JUDGED, judged)
                 self._scheduler.prune(self.sweep.skill_of(number))

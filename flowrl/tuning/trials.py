@@ -19,18 +19,11 @@ from flowrl import config as configs
 from flowrl import storage
 from flowrl.config import PPOConfig
 from flowrl.errors import ConfigError, FileRefusedError, is_transient
-from flowrl.measures.objectives import (
-    Curve,
-    CurvePoint,
-    parse_objective,
-    read_curve,
-    run_figures,
-)
+from flowrl.measures.objectives import Curve, CurvePoint, parse_objective, read_curve, run_figures
 from flowrl.paths import RunPaths, SweepPaths
 from flowrl.runs import SkillName, read_result
 from flowrl.storage import records
 from flowrl.storage.records import Natural, Share, Word
-from flowrl.tuning.pruning import Pruner
 from flowrl.tuning.search import SearchConfig, grid_points, read_budget, suggest
 from flowrl.tuning.space import Observation, SearchInput, Space, admissible, space_from_data
 
@@ -151,11 +144,6 @@ class Sweep:
     def most_trials(self) -> int:
         """The most trials of the search."""
         return self.search.trials or (_MOST_TRIALS if self.search.budget else _TRIALS)
-
-    @property
-    def pruner(self) -> Pruner:
-        """The rule that ends trials which are unlikely to become the best."""
-        return "median" if self.search.method == "cleanrl" else self.search.pruner
 
     @property
     def beside_budget(self) -> str:

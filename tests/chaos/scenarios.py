@@ -470,7 +470,9 @@ def _create(graph_paths: GraphPaths) -> Sweep:
     sweep_paths = _sweep_paths(graph_paths)
     if sweep_paths.sweep_json.exists():
         return open_sweep(sweep_paths)
-    return create_sweep(sweep_paths, a_record(skill=TABLE, expert=1), graph_paths, GRAPH)
+    sweep = Sweep(sweep_paths, a_record(skill=TABLE, expert=1))
+    create_sweep(sweep, graph_paths, GRAPH)
+    return sweep
 
 
 def _begin_trial(graph_paths: GraphPaths) -> None:

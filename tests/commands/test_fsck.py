@@ -16,6 +16,7 @@ from flowrl.parallel.health import DaemonLock
 from flowrl.parallel.state import StateFile
 from flowrl.paths import GraphPaths, SweepPaths
 from flowrl.tuning.sweep import create_sweep
+from flowrl.tuning.trials import Sweep
 from tests.commands.repairing import flip, flowrl, fsck, statuses, version_file, write_ahead
 from tests.experts.making import all_files, contents, make_expert
 from tests.parallel.making import GRAPH, PICKAXE, TABLE, WOOD, frames, prepare, train
@@ -44,7 +45,7 @@ def test_a_folder_that_is_no_graph_is_refused(tmp_path, capsys):
 
 def test_a_folder_of_a_sweep_is_refused_with_how_it_goes_on(graph_paths, capsys):
     sweep_paths = SweepPaths(graph_paths.sweeps / "s")
-    create_sweep(sweep_paths, a_record(), graph_paths, GRAPH)
+    create_sweep(Sweep(sweep_paths, a_record()), graph_paths, GRAPH)
     before = all_files(sweep_paths.root)
     for command in ("fsck", "rollback", "recover"):
         code, said = flowrl(capsys, command, sweep_paths.root)

@@ -108,8 +108,7 @@ def with_zeros_for_data(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage",
-    [without_manifest, without_description, with_another_description, with_zeros_for_data],
+    "damage", [without_manifest, without_description, with_another_description, with_zeros_for_data]
 )
 def test_what_cannot_be_read_is_said_and_harms_no_other(tmp_path, damage):
     broken, whole = saved(tmp_path / "broken"), saved(tmp_path / "whole")
@@ -148,7 +147,7 @@ def lives(pid: int) -> bool:
         return False
 
 
-def test_a_reader_that_was_started_ahead_serves_one_check(tmp_path):
+def test_a_reader_that_was_started_ahead_serves_one_check_and_is_replaced_if_killed(tmp_path):
     folder = saved(tmp_path / "expert")
     array_check.start_reader()
     array_check.start_reader()
@@ -156,16 +155,10 @@ def test_a_reader_that_was_started_ahead_serves_one_check(tmp_path):
     first = read(folder)
     assert child.returncode == 0
     assert array_check.STARTED == []
-    assert read(folder) == first
-
-
-def test_a_reader_that_was_killed_while_it_waited_is_replaced(tmp_path):
     array_check.start_reader()
-    (child,) = array_check.STARTED
-    child.kill()
-    child.wait()
-    (found,) = read(saved(tmp_path / "expert"))
-    assert found.content
+    array_check.STARTED[0].kill()
+    array_check.STARTED[0].wait()
+    assert read(folder) == first
 
 
 @pytest.mark.parametrize("failing", ["print('[{')", "sys.exit('no such array')"])

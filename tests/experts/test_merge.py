@@ -46,11 +46,7 @@ OLD = version(frames=50)
 
 
 def candidate(
-    *,
-    acted: int,
-    content: str = "new",
-    ancestor: ExpertVersion | None = OLD,
-    **changes,
+    *, acted: int, content: str = "new", ancestor: ExpertVersion | None = OLD, **changes
 ) -> Candidate:
     facts = Candidate(
         expert=0,
@@ -66,10 +62,7 @@ def candidate(
 
 
 def decided(
-    current: ExpertVersion | None,
-    offered: Candidate,
-    rule: MergeRule = RULE,
-    run_id: str = "run",
+    current: ExpertVersion | None, offered: Candidate, rule: MergeRule = RULE, run_id: str = "run"
 ):
     return decide(rule, run_id=run_id, current=current, candidate=offered)
 

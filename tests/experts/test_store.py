@@ -34,12 +34,7 @@ from flowrl.experts.merge import (
 )
 from flowrl.experts.store import ExpertStore
 from flowrl.paths import GraphPaths
-from tests.experts.making import (
-    candidate_in,
-    content_of,
-    contents,
-    make_expert,
-)
+from tests.experts.making import candidate_in, content_of, contents, make_expert
 from tests.sealing import edit
 
 RULE = frame_count

@@ -18,7 +18,6 @@ pytestmark = pytest.mark.slow
 pytest.importorskip("dspy", reason="the extra 'dspy' is not installed")
 GAME = find_game("Craftax-Classic-Symbolic-v1")
 LIBRARY = list(load_library(GAME.name).values())
-MADE_UP = "Look whether the reward leads to the goal."
 
 
 @pytest.fixture
@@ -26,14 +25,6 @@ def endpoint(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     with serving(FakeEndpoint(say=knows(LIBRARY))) as found:
         yield found
-
-
-def proposes(text: str) -> str:
-    """Also answers what MIPRO asks for."""
-    if "proposed_instruction" not in text and "[[ ## item ## ]]" in text:
-        return knows(LIBRARY)(text[text.index("{", text.index("[[ ## item ## ]]")) :])
-    keys = ("observations", "summary", "program_description", "module_description")
-    return json.dumps(dict.fromkeys((*keys, "proposed_instruction"), MADE_UP))
 
 
 def asking(endpoint: FakeEndpoint, **settings):
@@ -67,12 +58,11 @@ def test_what_is_no_score_is_an_abstention(endpoint, say):
     assert asking(endpoint).score(SkillText.of(LIBRARY[0])).score is None
 
 
-@pytest.mark.parametrize("how", ["bootstrap", "mipro"])
-def test_a_key_that_is_refused_while_compiling_is_not_shown(endpoint, tmp_path, capfd, how):
+def test_a_key_that_is_refused_while_compiling_is_not_shown(endpoint, tmp_path, capfd):
     endpoint.refuse, endpoint.status = 99, 401
     items, labels = labelled_texts(LIBRARY[:2], GAME, {})
     with pytest.raises(JudgeUnavailableError, match="refuses the key"):
-        asking(endpoint).compile(items, labels, tmp_path / "p", how)
+        asking(endpoint).compile(items, labels, tmp_path / "p")
     assert KEY not in str(capfd.readouterr())
     assert list(tmp_path.iterdir()) == []
 
@@ -93,23 +83,11 @@ def test_two_refusals_are_retried_and_count(endpoint):
     assert judge.budget.spent.calls == len(endpoint.asked) == 3
 
 
-@pytest.mark.parametrize(("how", "calls"), [("bootstrap", 2), ("mipro", 4), ("mipro", 30)])
-def test_no_more_than_the_budget_is_asked_to_make_a_prompt(endpoint, tmp_path, how, calls):
-    endpoint.say = proposes
-    budget = Budget(Cost(calls=calls, tokens=1e9, seconds=1e9))
+def test_no_more_than_the_budget_is_asked_to_make_a_prompt(endpoint, tmp_path):
+    budget = Budget(Cost(calls=2, tokens=1e9, seconds=1e9))
     items, labels = labelled_texts(LIBRARY[:5], GAME, {})
     judge = asking(endpoint, budget=budget)
     with pytest.raises(JudgeUnavailableError, match="used up before its prompt is made"):
-        judge.compile(items, labels, tmp_path / "p", how)
-    assert len(endpoint.asked) == budget.spent.calls == calls
+        judge.compile(items, labels, tmp_path / "p")
+    assert len(endpoint.asked) == budget.spent.calls == 2
     assert judge.score(items[0]).score is None
-
-
-def test_instructions_are_made_up_and_tried(endpoint, tmp_path):
-    endpoint.say = proposes
-    judge = asking(endpoint)
-    items, labels = labelled_texts(LIBRARY[:5], GAME, {})
-    judge.compile(items, labels, tmp_path / "program.json", "mipro")
-    assert any(MADE_UP in str(request["messages"]) for request in endpoint.asked)
-    assert judge.budget.spent.calls == len(endpoint.asked)
-    assert json.loads((tmp_path / "program.json").read_text())["signature"]["instructions"]

@@ -33,15 +33,19 @@ def test_a_value_is_a_secret_by_its_name(name):
     assert secrets_of({name: SECRET}) == (SECRET,)
 
 
-def test_what_a_user_passes_on_is_a_secret_whatever_its_name():
-    environ = {"PLAIN": SECRET, "OTHER": "other-other"}
-    assert secrets_of(environ) == ()
-    assert secrets_of(environ, ["PLAIN"]) == (SECRET,)
-
-
-def test_the_password_of_a_url_is_a_secret():
-    environ = {"https_proxy": "http://ann:hunter2hunter2@proxy:3128", "HOME": "/home/ann"}
-    assert secrets_of(environ) == ("hunter2hunter2",)
+@pytest.mark.parametrize(
+    ("environ", "passed", "secrets"),
+    [
+        ({"PLAIN": SECRET, "OTHER": "other-other"}, [], ()),
+        ({"PLAIN": SECRET, "OTHER": "other-other"}, ["PLAIN"], (SECRET,)),
+        ({"https_proxy": f"http://ann:{SECRET}@proxy:3128", "HOME": "/home/ann"}, [], (SECRET,)),
+        ({"http_proxy": f"ann:{SECRET}@proxy:3128", "no_proxy": "localhost,.org"}, [], (SECRET,)),
+        ({"MY_KEY": "seven77", "B_KEY": ""}, [], ()),
+    ],
+    ids=["plain", "passed", "URL", "proxy without a scheme", "short"],
+)
+def test_what_is_passed_on_and_passwords_of_urls_are_secrets(environ, passed, secrets):
+    assert secrets_of(environ, passed) == secrets
 
 
 URLS = {
@@ -69,14 +73,22 @@ def test_each_password_of_a_list_of_urls_is_a_secret():
     assert redacted(value, ()) == "amqp://a:[redacted]@h2"
 
 
-def test_the_password_after_a_long_user_name_is_a_secret_by_itself():
-    secrets = secrets_of({"INDEX": "https://a-token-of-a-user:hunter2hunter2@host"})
-    assert redacted("401 for hunter2hunter2", secrets) == "401 for [redacted]"
+PEM = "-----BEGIN KEY-----\nfirst-line-of-it\nsecond-line-of-it\n-----END KEY-----\n"
 
 
-def test_a_proxy_may_have_no_scheme():
-    environ = {"http_proxy": "ann:hunter2hunter2@proxy:3128", "no_proxy": "localhost,.example.org"}
-    assert secrets_of(environ) == ("hunter2hunter2",)
+@pytest.mark.parametrize(
+    ("environ", "text", "clean"),
+    [
+        ({"INDEX": f"https://a-token-of-a-user:{SECRET}@host"}, f"401 {SECRET}", "401 [redacted]"),
+        ({"https_proxy": "http://ann:p%40ssw%2Frd1@proxy"}, "p%40ssw%2Frd1", "[redacted]"),
+        ({"https_proxy": "http://ann:p%40ssw%2Frd1@proxy"}, "p@ssw/rd1", "[redacted]"),
+        ({"A_KEY": "abcdefgh", "B_KEY": "abcdefghijkl"}, "x abcdefghijkl y", "x [redacted] y"),
+        ({"MY_KEY": PEM}, "a second-line-of-it", "a [redacted]"),
+    ],
+    ids=["after a long user name", "as in the URL", "decoded", "the longest first", "a line"],
+)
+def test_a_secret_is_found_in_each_of_its_forms(environ, text, clean):
+    assert redacted(text, secrets_of(environ)) == clean
 
 
 def test_urls_without_an_end_cost_little_time():
@@ -123,11 +135,6 @@ def test_passwords_of_urls_and_known_tokens_are_redacted_wherever_they_come_from
     assert (found.outcome.detail, found.log) == (clean, (clean,))
 
 
-def test_a_password_is_found_as_it_is_spelt_in_the_url_and_decoded():
-    secrets = secrets_of({"https_proxy": "http://ann:p%40ssw%2Frd1@proxy"})
-    assert redacted("p%40ssw%2Frd1 p@ssw/rd1", secrets) == "[redacted] [redacted]"
-
-
 def test_neither_logging_nor_an_error_tells_a_secret(capfd, monkeypatch):
     monkeypatch.setenv("MY_TOKEN", SECRET)
     logger = logging.getLogger("flowrl.test")
@@ -144,15 +151,6 @@ def test_neither_logging_nor_an_error_tells_a_secret(capfd, monkeypatch):
     assert SECRET not in said
 
 
-def test_short_values_are_no_secrets():
-    assert secrets_of({"MY_KEY": "seven77", "B_KEY": ""}) == ()
-
-
-def test_the_longest_secret_is_taken_out_first():
-    secrets = secrets_of({"A_KEY": "abcdefgh", "B_KEY": "abcdefghijkl"})
-    assert redacted("x abcdefghijkl abcdefgh y", secrets) == "x [redacted] [redacted] y"
-
-
 @pytest.mark.parametrize("quoted", [json.dumps, repr, str], ids=["JSON", "repr", "plain"])
 def test_a_quoted_secret_is_found(quoted):
     secret = "a\"b\\c\td'e-ünïcödé"
@@ -163,9 +161,8 @@ def test_a_quoted_secret_is_found(quoted):
 
 
 def test_a_secret_of_many_lines_is_found_line_by_line():
-    pem = "-----BEGIN KEY-----\nfirst-line-of-it\nsecond-line-of-it\n-----END KEY-----\n"
-    secrets = secrets_of({"MY_KEY": pem})
-    for text in (pem, pem.replace("\n", "\r\n"), "second-line-of-it", repr(pem)):
+    secrets = secrets_of({"MY_KEY": PEM})
+    for text in (PEM, PEM.replace("\n", "\r\n"), repr(PEM)):
         assert "line-of-it" not in redacted(text, secrets)
 
 
@@ -272,13 +269,6 @@ def test_a_run_that_lives_has_no_secret_on_the_disk(launcher, make_job):
     assert facts["argv"] == list(job.argv)
 
 
-def test_files_with_secrets_are_for_their_owner_alone(make_job):
-    job = make_job(SLEEP, env={"MY_TOKEN": SECRET})
-    run_status.prepare(job, grace_seconds=1.0)
-    for name in ("spec.json", "secrets.json", "environment.json"):
-        assert (job.folder / name).stat().st_mode & 0o777 == 0o600
-
-
 def test_the_environment_of_a_run_that_never_began_is_removed(make_job):
     job = make_job(SLEEP, env={"MY_TOKEN": SECRET})
     run_status.prepare(job, grace_seconds=1.0)
@@ -291,6 +281,8 @@ def test_a_launch_that_is_given_up_leaves_no_secret(make_job):
     job = make_job(SLEEP, env={"MY_TOKEN": SECRET})
     run_status.prepare(job, grace_seconds=1.0)
     assert SECRET in (job.folder / "secrets.json").read_text()
+    for name in ("spec.json", "secrets.json", "environment.json"):
+        assert (job.folder / name).stat().st_mode & 0o777 == 0o600, "their owner's alone"
     run_status.withdraw(job)
     assert [path for path in job.folder.iterdir() if SECRET in path.read_text()] == []
 
@@ -333,12 +325,6 @@ def test_a_trainer_starts_only_when_its_log_knows_the_secrets(make_job):
         with pytest.raises(subprocess.TimeoutExpired):
             runner.wait(timeout=0.3)
         assert run_status.read_exit(job.folder, job.run_id) is None
-        log = [
-            sys.executable,
-            "-I",
-            "-S",
-            str(run_status.LOG_WRITER),
-            str(job.folder / "training.log"),
-        ]
-        subprocess.run(log, stdin=subprocess.DEVNULL, check=True, timeout=30)
+        words = [*words[:3], str(run_status.LOG_WRITER), str(job.folder / "training.log")]
+        subprocess.run(words, stdin=subprocess.DEVNULL, check=True, timeout=30)
         assert runner.communicate(timeout=30)[0] == b"said\n"

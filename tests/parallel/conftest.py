@@ -26,10 +26,13 @@ def world(tmp_path):
 
 @pytest.fixture
 def start(tmp_path, world, clock):
-    """Start a daemon in the same folder; the one before it is gone by then."""
+    """Start a daemon in the same folder, and add skills: "B < A" needs A.
+
+    The daemon before it is gone by then.
+    """
     daemons = []
 
-    def start_one(**settings):
+    def start_one(*skills, **settings):
         while daemons:
             daemons.pop().close()
         settings = {"min_success_rate": 0.0, **settings}
@@ -37,6 +40,8 @@ def start(tmp_path, world, clock):
         daemon = SkillScheduler(tmp_path / "graph", launcher=launcher, clock=clock, **settings)
         daemon.set_callbacks(backend=FakeBackend(world))
         daemons.append(daemon)
+        for name, _, need in (skill.partition(" < ") for skill in skills):
+            daemon.add_skill(name, {}, [need] if need else [])
         return daemon
 
     yield start_one

@@ -14,14 +14,7 @@ from flowrl.launchers.run_status import lock_held
 from flowrl.parallel.training_processor import process_completed_training, recover_graph
 from flowrl.parallel.training_setup import PreparedRun, live_runs, prepare_training_run
 from flowrl.paths import GraphPaths, RunPaths
-from flowrl.runs import (
-    ExpertReport,
-    PlannedStep,
-    RunResult,
-    TrainingRun,
-    read_run,
-    write_result,
-)
+from flowrl.runs import ExpertReport, PlannedStep, RunResult, TrainingRun, read_run, write_result
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.skill import load_library, skill_from_data
 from tests.experts.making import SHAPES, content_digest, make_expert, tell_arrays

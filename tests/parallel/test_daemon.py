@@ -7,12 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from flowrl.errors import (
-    BusyError,
-    FileRefusedError,
-    FormatVersionError,
-    LaunchError,
-)
+from flowrl.errors import BusyError, FileRefusedError, FormatVersionError, LaunchError
 from flowrl.launchers.base import ExitCause, Lost
 from flowrl.parallel import health
 from flowrl.parallel.events import Verb
@@ -33,8 +28,7 @@ from tests.parallel.scheduling import (
 
 
 def test_a_run_whose_folder_is_gone_is_lost(start, world, clock):
-    scheduler = start()
-    scheduler.add_skill("A")
+    scheduler = start("A")
     scheduler.tick()
     world.end("A")
     world.folders.pop("A")
@@ -46,8 +40,7 @@ def test_a_run_whose_folder_is_gone_is_lost(start, world, clock):
 
 
 def test_a_run_that_was_merged_by_hand_counts(start, world):
-    scheduler = start()
-    scheduler.add_skill("A")
+    scheduler = start("A")
     scheduler.tick()
     run_id = world.folders["A"]
     world.end("A")
@@ -101,9 +94,7 @@ def _survives(root, fatal):
 
 
 def test_every_command_follows_a_save_of_the_state_that_issued_it(start, world, monkeypatch):
-    scheduler = start()
-    scheduler.add_skill("A")
-    scheduler.add_skill("B", {}, ["A"])
+    scheduler = start("A", "B < A")
     scheduler.tick()
     world.end("A")
     calls = []
@@ -117,8 +108,7 @@ def test_every_command_follows_a_save_of_the_state_that_issued_it(start, world, 
 
 
 def test_a_run_is_reopened_only_once_it_is_saved_how_it_ended(start, world):
-    scheduler = start()
-    scheduler.add_skill("A")
+    scheduler = start("A")
     scheduler.tick()
     world.end("A", exited(ExitCause.STOPPED))
     seen = []
@@ -134,8 +124,7 @@ def test_a_run_is_reopened_only_once_it_is_saved_how_it_ended(start, world):
 
 
 def test_a_request_on_a_full_disk_does_not_keep_the_daemon_awake(start, world, monkeypatch):
-    scheduler = start(scheduler_poll_interval=60.0)
-    scheduler.add_skill("A")
+    scheduler = start("A", scheduler_poll_interval=60.0)
     scheduler.tick()
     send_request(scheduler.graph_paths, Verb.PAUSE, "A")
     monkeypatch.setenv("FLOWRL_FAULT", "write.scheduler_state.json:enospc")
@@ -158,8 +147,7 @@ def test_a_request_on_a_full_disk_does_not_keep_the_daemon_awake(start, world, m
 
 
 def test_a_failure_to_save_that_will_not_pass_ends_the_daemon_with_a_remedy(start, world):
-    scheduler = start()
-    scheduler.add_skill("A")
+    scheduler = start("A")
     scheduler.graph_paths.scheduler_state.unlink()
     scheduler.graph_paths.scheduler_state.mkdir()
     with pytest.raises(FileRefusedError, match=r"scheduler_state\.json cannot be .* start again"):
@@ -184,8 +172,7 @@ def test_a_second_daemon_is_told_who_has_the_folder(start, tmp_path, monkeypatch
 
 
 def test_a_deleted_lock_file_stops_the_daemon(start):
-    scheduler = start()
-    scheduler.add_skill("A")
+    scheduler = start("A")
     scheduler.graph_paths.daemon_lock.unlink()
     with pytest.raises(BusyError, match="deleted or replaced"):
         scheduler.tick()
@@ -210,8 +197,7 @@ def test_an_unreadable_state_stops_the_program_and_is_left_alone(start, text, er
 
 
 def test_waiting_ends_when_a_retry_is_due(start, world, clock):
-    scheduler = start(retry_backoff=7, scheduler_poll_interval=30)
-    scheduler.add_skill("A")
+    scheduler = start("A", retry_backoff=7, scheduler_poll_interval=30)
     scheduler.tick()
     world.end("A", Lost())
     scheduler.tick()
@@ -223,8 +209,7 @@ def test_waiting_ends_when_a_retry_is_due(start, world, clock):
 
 
 def test_a_launch_that_succeeded_unnoticed_is_adopted(start, world, clock):
-    scheduler = start()
-    scheduler.add_skill("A")
+    scheduler = start("A")
     world.refusals["launched"] = [LaunchError("no answer from tmux")]
     scheduler.tick()
     assert words(scheduler) == {"A": "waiting"}
@@ -237,8 +222,7 @@ def test_a_launch_that_succeeded_unnoticed_is_adopted(start, world, clock):
 
 
 def test_the_merge_of_another_run_is_not_taken_for_this_one(start, world, monkeypatch):
-    scheduler = start(max_retries=0)
-    scheduler.add_skill("A")
+    scheduler = start("A", max_retries=0)
     scheduler.tick()
     world.end("A")
     monkeypatch.setattr(FakeBackend, "merge", lambda self, task: {"run_id": "e9.a9.9"})

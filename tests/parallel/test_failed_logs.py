@@ -37,8 +37,7 @@ def fail_again_and_again(scheduler, world, clock, texts, end):
 
 
 def test_the_last_lines_of_its_log_say_why_a_run_failed(start, world, clock):
-    scheduler = start(max_retries=1)
-    scheduler.add_skill("A")
+    scheduler = start("A", max_retries=1)
     texts = [ERROR.format(n=n) for n in (1, 2)]
     fail_again_and_again(scheduler, world, clock, texts, exited(ExitCause.EXIT, code=1))
     assert [task.attempt for task in world.prepared] == [1, 2]

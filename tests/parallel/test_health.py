@@ -148,9 +148,7 @@ def test_an_end_on_a_full_disk_charges_nothing(on_disk, small_disk, world):
 def test_a_state_that_cannot_be_saved_pauses_whatever_the_reason(
     start, world, monkeypatch, caplog, number, word
 ):
-    scheduler = start()
-    scheduler.add_skill("A")
-    scheduler.add_skill("B")
+    scheduler = start("A", "B")
     file = scheduler.state_file
     save = file.save
 
@@ -173,8 +171,7 @@ def test_a_state_that_cannot_be_saved_pauses_whatever_the_reason(
 def test_an_act_that_meets_a_full_disk_pauses_all_until_a_probe_can_be_written(
     start, world, clock, monkeypatch, verb
 ):
-    scheduler = start(max_retries=0)
-    scheduler.add_skill("A")
+    scheduler = start("A", max_retries=0)
     refused = LaunchError("spec.json cannot be written")
     refused.__cause__ = OSError(errno.ENOSPC, "No space left on device")
     world.refusals[verb] = [refused if verb == "launch" else refused.__cause__]
@@ -203,9 +200,7 @@ def test_an_act_that_meets_a_full_disk_pauses_all_until_a_probe_can_be_written(
 
 
 def test_one_skills_own_file_that_may_not_be_written_pauses_nobody_else(start, world):
-    scheduler = start()
-    scheduler.add_skill("A")
-    scheduler.add_skill("B")
+    scheduler = start("A", "B")
     world.refusals["prepare"] = [PermissionError(errno.EACCES, "Permission denied", "skill_0")]
     scheduler.tick()
     assert words(scheduler) == {"A": "waiting", "B": "running"}
@@ -214,8 +209,7 @@ def test_one_skills_own_file_that_may_not_be_written_pauses_nobody_else(start, w
 
 
 def test_a_trainer_is_not_blamed_for_a_silence_that_a_full_disk_has_made(start, world, monkeypatch):
-    scheduler = start(stall_timeout=1e-9)
-    scheduler.add_skill("A")
+    scheduler = start("A", stall_timeout=1e-9)
     scheduler.tick()
     monkeypatch.setattr(health, "disk_shortage", lambda graph_paths: ("disk", "no room"))
     for _ in range(5):

@@ -39,11 +39,7 @@ from tests.parallel.scheduling import NOW, finished
 
 SEEDS_PER_CASE = 100
 LOCK: list[Path] = []  # of the folder in which the histories are played
-ENDS = (
-    *(Exited(cause=cause) for cause in ExitCause),
-    *[Lost()] * 3,
-    *[None] * 6,
-)
+ENDS = (*(Exited(cause=cause) for cause in ExitCause), *[Lost()] * 3, *[None] * 6)
 
 
 @dataclass
@@ -203,7 +199,8 @@ class Play:
                 self.disk.runs[run_id] = self.end_of(run_id)
         if self.unlucky() and self.unlucky() and self.state.entries:
             skill = self.dice.choice(list(self.state.entries))
-            self.tell(self.dice.choice([events.Retry, events.Hold, *[events.TrainMore] * 3])(skill))
+            verb = self.dice.choice([Verb.RETRY, Verb.PAUSE, *[Verb.TRAIN_MORE] * 3])
+            self.tell(events.Asked(skill, verb))
         if self.unlucky() and self.unlucky():
             self.ask()
         was_full, self.full = self.full, self.unlucky() and self.unlucky()

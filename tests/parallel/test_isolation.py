@@ -62,8 +62,7 @@ def test_a_bug_in_a_callback_ends_the_daemon_and_the_next_one_goes_on(start, wor
 def test_a_run_whose_files_cannot_be_understood_is_the_fate_of_its_skill(
     start, world, clock, caplog, verb, error
 ):
-    scheduler = start(max_retries=0)
-    scheduler.add_skill("B")
+    scheduler = start("B", max_retries=0)
     scheduler.tick()
     scheduler.add_skill("A")
     world.refusals[verb] = [error("bad data") for _ in range(6)]
@@ -84,8 +83,7 @@ def test_a_run_whose_files_cannot_be_understood_is_the_fate_of_its_skill(
 @pytest.mark.parametrize("verb", ["prepare", "launch", "merge", "poll"])
 def test_a_limit_of_the_machine_is_met_again_and_nothing_is_lost(start, world, clock, verb, number):
     """FAULTS 45: too many open files or processes."""
-    scheduler = start(max_retries=0)
-    scheduler.add_skill("A")
+    scheduler = start("A", max_retries=0)
     refused = FileRefusedError("run.json cannot be read")
     refused.__cause__ = OSError(number, "limit")
     world.refusals[verb] = [OSError(number, "limit"), refused, OSError(number, "limit")]
@@ -99,8 +97,7 @@ def test_a_limit_of_the_machine_is_met_again_and_nothing_is_lost(start, world, c
 
 
 def test_a_run_whose_record_the_machine_cannot_read_now_is_not_lost(start, world, monkeypatch):
-    scheduler = start(max_retries=0)
-    scheduler.add_skill("A")
+    scheduler = start("A", max_retries=0)
     scheduler.tick()
     scheduler = start(max_retries=0)
     with monkeypatch.context() as limited:
@@ -117,8 +114,7 @@ def test_a_run_whose_record_the_machine_cannot_read_now_is_not_lost(start, world
 
 
 def test_an_end_that_the_machine_cannot_look_at_now_is_seen_later(start, world, monkeypatch):
-    scheduler = start(max_retries=0)
-    scheduler.add_skill("A")
+    scheduler = start("A", max_retries=0)
     scheduler.tick()
     world.of("A").job.folder.mkdir(parents=True, exist_ok=True)
     world.end("A", exited(ExitCause.EXIT, code=1))
@@ -135,8 +131,7 @@ def test_an_end_that_the_machine_cannot_look_at_now_is_seen_later(start, world, 
 
 
 def test_a_cancel_that_does_not_arrive_is_sent_again(start, world):
-    scheduler = start()
-    scheduler.add_skill("A")
+    scheduler = start("A")
     scheduler.tick()
     scheduler.hold("A")
     world.refusals["stop"] = [LaunchError("no answer"), LaunchError("no answer")]

@@ -137,8 +137,7 @@ def test_a_process_of_unknown_age_is_not_overdue():
 
 def test_an_overdue_run_is_asked_once_and_its_silence_changes_nothing(start, world, monkeypatch):
     monkeypatch.setattr(health, "age_seconds", lambda start_time: 1.0)
-    scheduler = start(run_timeout=1e-9, stall_timeout=1e-9, max_retries=0)
-    scheduler.add_skill("A")
+    scheduler = start("A", run_timeout=1e-9, stall_timeout=1e-9, max_retries=0)
     for _ in range(4):
         scheduler.tick()
     assert status(scheduler, "A").stop_reason is StopReason.OVERDUE

@@ -8,13 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from flowrl.config import ScheduleConfig
-from flowrl.errors import (
-    EXIT_DISK_FULL,
-    EXIT_DIVERGED,
-    EXIT_IO,
-    EXIT_RESUMABLE,
-    EXIT_USAGE,
-)
+from flowrl.errors import EXIT_DISK_FULL, EXIT_DIVERGED, EXIT_IO, EXIT_RESUMABLE, EXIT_USAGE
 from flowrl.launchers.base import ExitCause, Exited, Lost
 from flowrl.parallel import outcomes
 from flowrl.parallel.events import RunEnded

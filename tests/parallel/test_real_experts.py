@@ -18,16 +18,7 @@ from flowrl.paths import GraphPaths
 from flowrl.runs import read_result, write_result
 from flowrl.skills.graph import SkillGraph
 from tests.experts.making import SHAPES, candidate_in
-from tests.parallel.making import (
-    GRAPH,
-    LIBRARY,
-    WOOD,
-    a_run,
-    finish,
-    make_skill,
-    merge,
-    prepare,
-)
+from tests.parallel.making import GRAPH, LIBRARY, WOOD, a_run, finish, make_skill, merge, prepare
 
 ITEMS = tuple(f"item{letter}" for letter in "abcdefghijkl")
 LIKE = checkpoint.like_of(SHAPES)

@@ -137,9 +137,7 @@ def test_the_run_of_a_held_skill_is_put_aside_when_it_is_cancelled(start, world)
 
 
 def test_a_new_priority_decides_who_starts_next(start, world):
-    scheduler = start(max_parallel_skills=1)
-    for name in "ABC":
-        scheduler.add_skill(name)
+    scheduler = start("A", "B", "C", max_parallel_skills=1)
     scheduler.tick()
     assert asked(scheduler, Verb.PRIORITY, "C", number=7) == "done"
     world.end("A")
@@ -190,9 +188,7 @@ def test_a_daemon_that_is_killed_while_it_stops_goes_on_stopping(start, world):
 
 
 def test_resume_all_takes_a_stop_back_and_wakes_only_what_was_paused(start, world):
-    scheduler = start()
-    for name in "ABC":
-        scheduler.add_skill(name)
+    scheduler = start("A", "B", "C")
     scheduler.hold("C", "not asked for")
     scheduler.tick()
     assert asked(scheduler, Verb.PAUSE) == "done"
@@ -228,9 +224,7 @@ def test_what_makes_no_sense_is_refused_in_the_state(start, verb, skill, why):
 
 
 def test_every_request_is_heard_by_a_daemon_that_starts_later(start, world):
-    scheduler = start()
-    for name in "ABCD":
-        scheduler.add_skill(name)
+    scheduler = start("A", "B", "C", "D")
     graph_paths = scheduler.graph_paths
     scheduler.close()
     assert daemon_of(graph_paths.daemon_lock) is None
@@ -257,8 +251,7 @@ def test_every_request_is_heard_by_a_daemon_that_starts_later(start, world):
 def test_a_request_is_obeyed_once_though_the_daemon_dies_around_its_acknowledgement(
     start, world, monkeypatch, fatal
 ):
-    scheduler = start(max_retries=0)
-    scheduler.add_skill("A")
+    scheduler = start("A", max_retries=0)
     scheduler.tick()
     world.end("A", exited(ExitCause.EXIT, code=1))
     scheduler.tick()
@@ -447,8 +440,7 @@ def test_a_flood_of_requests_is_taken_piece_by_piece_and_the_answers_stay_few(st
 
 
 def test_a_users_wish_is_not_replaced_by_the_schedulers_own(start, world):
-    scheduler = start(stall_timeout=1e-9)
-    scheduler.add_skill("A")
+    scheduler = start("A", stall_timeout=1e-9)
     scheduler.tick()
     asked(scheduler, Verb.PAUSE, "A")
     scheduler.tick()

@@ -19,14 +19,7 @@ from flowrl.parallel import requests
 from flowrl.parallel.events import Verb
 from flowrl.paths import RunPaths
 from flowrl.runs import write_progress
-from tests.parallel.scheduling import (
-    exited,
-    finished,
-    lines,
-    progress,
-    status,
-    words,
-)
+from tests.parallel.scheduling import exited, finished, lines, progress, status, words
 
 
 def trains(scheduler, world):
@@ -39,9 +32,7 @@ def trains(scheduler, world):
 
 
 def test_a_run_out_of_memory_is_tried_again_alone_on_a_device(start, world, clock):
-    scheduler = start(max_parallel_skills=9, devices={"0": 2})
-    for name in "abc":
-        scheduler.add_skill(name)
+    scheduler = start("a", "b", "c", max_parallel_skills=9, devices={"0": 2})
     scheduler.tick()
     world.end("a", exited(ExitCause.OOM))
     clock.pass_seconds(1)
@@ -59,8 +50,7 @@ def test_a_run_out_of_memory_is_tried_again_alone_on_a_device(start, world, cloc
 
 @pytest.mark.parametrize("max_retries", [0, 1, 2])
 def test_max_retries_counts_the_retries_after_the_first_attempt(start, world, clock, max_retries):
-    scheduler = start(max_retries=max_retries)
-    scheduler.add_skill("A")
+    scheduler = start("A", max_retries=max_retries)
     for _ in range(max_retries + 1):
         scheduler.tick()
         world.end("A", exited(ExitCause.EXIT, code=1, detail="ImportError"))
@@ -76,8 +66,7 @@ def test_max_retries_counts_the_retries_after_the_first_attempt(start, world, cl
 
 @pytest.mark.parametrize("why", [ExitCause.STOPPED, ExitCause.SERVER_KILLED])
 def test_nobodys_fault_goes_on_at_once_in_the_same_run(start, world, why):
-    scheduler = start(max_retries=0)
-    scheduler.add_skill("A")
+    scheduler = start("A", max_retries=0)
     scheduler.tick()
     run_id = world.folders["A"]
     world.end("A", exited(why))
@@ -93,8 +82,7 @@ def test_nobodys_fault_goes_on_at_once_in_the_same_run(start, world, why):
     ids=["killed", "session", "lost"],
 )
 def test_a_whole_result_counts_however_its_process_ended(start, world, outcome):
-    scheduler = start(max_retries=0)
-    scheduler.add_skill("A")
+    scheduler = start("A", max_retries=0)
     scheduler.tick()
     run_id = world.folders["A"]
     world.end("A", outcome, result=finished(run_id))
@@ -105,9 +93,7 @@ def test_a_whole_result_counts_however_its_process_ended(start, world, outcome):
 
 @pytest.mark.parametrize("why", [ExitCause.SESSION_KILLED, ExitCause.INTERRUPTED])
 def test_what_a_user_ended_is_held_until_he_asks_for_a_retry(start, world, clock, why):
-    scheduler = start()
-    scheduler.add_skill("A")
-    scheduler.add_skill("B", {}, ["A"])
+    scheduler = start("A", "B < A")
     scheduler.tick()
     run_id = world.folders["A"]
     world.end("A", exited(why))
@@ -150,8 +136,7 @@ def test_a_failure_blocks_its_dependants_and_nobody_else(start, world):
 
 
 def test_too_little_success_is_a_failed_attempt_and_is_not_merged(start, world, clock):
-    scheduler = start(min_success_rate=0.5, max_retries=1, skill_timesteps_budget=1500)
-    scheduler.add_skill("A")
+    scheduler = start("A", min_success_rate=0.5, max_retries=1, skill_timesteps_budget=1500)
     scheduler.tick()
     world.end("A", finished(world.folders["A"], success_rate=0.4))
     scheduler.tick()
@@ -166,8 +151,7 @@ def test_too_little_success_is_a_failed_attempt_and_is_not_merged(start, world, 
 
 
 def test_a_refused_launch_is_tried_again_without_a_charge_but_not_for_ever(start, world, clock):
-    scheduler = start(max_retries=0)
-    scheduler.add_skill("A")
+    scheduler = start("A", max_retries=0)
     world.refusals["launch"] = [LaunchError("no tmux") for _ in range(5)]
     scheduler.tick()
     assert words(scheduler) == {"A": "waiting"}
@@ -187,9 +171,7 @@ def test_a_refused_launch_is_tried_again_without_a_charge_but_not_for_ever(start
 
 
 def test_one_skills_broken_needs_do_not_stop_the_others(start, world):
-    scheduler = start()
-    scheduler.add_skill("A")
-    scheduler.add_skill("B")
+    scheduler = start("A", "B")
     world.refusals["prepare"] = [ExpertMissingError("expert 3 is gone; retrain it")]
     scheduler.tick()
     assert words(scheduler) == {"A": "failed", "B": "running"}
@@ -206,8 +188,7 @@ def test_one_skills_broken_needs_do_not_stop_the_others(start, world):
     ids=["busy", "disk full", "read-only"],
 )
 def test_a_merge_that_lacks_room_or_a_lock_waits_and_never_fails(start, world, clock, error):
-    scheduler = start(max_retries=0)
-    scheduler.add_skill("A")
+    scheduler = start("A", max_retries=0)
     scheduler.tick()
     world.refusals["merge"] = [error] * 30
     world.end("A")
@@ -223,8 +204,7 @@ def test_a_merge_that_lacks_room_or_a_lock_waits_and_never_fails(start, world, c
 
 
 def test_a_refused_merge_is_a_failed_attempt(start, world, clock):
-    scheduler = start(max_retries=1)
-    scheduler.add_skill("A")
+    scheduler = start("A", max_retries=1)
     scheduler.tick()
     first = world.folders["A"]
     world.refusals["merge"] = [ResultRefusedError("expert 0 has NaN")]
@@ -241,8 +221,7 @@ def test_a_refused_merge_is_a_failed_attempt(start, world, clock):
 
 
 def test_a_silent_run_is_ended_and_charged(start, world, clock):
-    scheduler = start(stall_timeout=0.001, max_retries=0)
-    scheduler.add_skill("A")
+    scheduler = start("A", stall_timeout=0.001, max_retries=0)
     scheduler.tick()
     deadline = time.monotonic() + 10
     while not world.of("A").asked_to_end and time.monotonic() < deadline:
@@ -289,9 +268,7 @@ def test_long_runs_give_their_slots_to_skills_that_wait_and_queue_again(start, w
 def test_only_as_many_runs_give_their_slots_as_skills_wait(
     start, world, clock, minutes, seconds, asked
 ):
-    scheduler = start(max_parallel_skills=2, slot_minutes=minutes)
-    for name in "ab":
-        scheduler.add_skill(name)
+    scheduler = start("a", "b", max_parallel_skills=2, slot_minutes=minutes)
     trains(scheduler, world)
     clock.pass_seconds(seconds)
     scheduler.add_skill("waits")
@@ -320,9 +297,7 @@ def test_skills_that_gave_their_slots_do_not_overtake_one_that_needs_a_device_al
 
 
 def test_a_run_that_has_made_no_update_keeps_its_slot(start, world, clock):
-    scheduler = start(max_parallel_skills=1, slot_minutes=1)
-    for name in "ab":
-        scheduler.add_skill(name)
+    scheduler = start("a", "b", max_parallel_skills=1, slot_minutes=1)
     scheduler.tick()
     for _ in range(9):
         folder = world.of("a").job.folder
@@ -360,8 +335,7 @@ def test_two_runs_that_hang_and_share_a_slot_are_given_up(start, world, clock):
 
 
 def test_checkpoints_are_counted_by_their_names_and_other_names_are_ignored(start, world):
-    scheduler = start()
-    scheduler.add_skill("A")
+    scheduler = start("A")
     scheduler.tick()
     resume = RunPaths(world.of("A").job.folder, 0).resume
     for name in ("6", "9" * 200, "\u00b2", "-9", ".tmp-8"):

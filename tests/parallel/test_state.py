@@ -15,7 +15,7 @@ from flowrl.config import ScheduleConfig
 from flowrl.errors import FileRefusedError, FormatVersionError
 from flowrl.launchers.base import ExitCause, Exited, Handle, Lost
 from flowrl.parallel import events
-from flowrl.parallel.events import NewSkill, Response, StopMode
+from flowrl.parallel.events import NewSkill, Response, StopMode, Verb
 from flowrl.parallel.outcomes import described
 from flowrl.parallel.state import SchedulerState, StateFile, decode, next_due
 from flowrl.parallel.status import (
@@ -242,11 +242,11 @@ def test_all_roots_of_a_blockage_are_named_and_lifted_one_by_one():
     refused = [events.PrepareRefused(n, "no") for n in "AB"]
     state, _ = step(state, refused, NOW, ScheduleConfig())
     assert state.entries["D"].status == Blocked(blocked_by=("A", "B"))
-    state, _ = step(state, [events.Retry("A")], NOW, ScheduleConfig())
+    state, _ = step(state, [events.Asked("A", Verb.RETRY)], NOW, ScheduleConfig())
     assert state.entries["D"].status == Blocked(blocked_by=("B",))
-    state, _ = step(state, [events.Retry("B")], NOW, ScheduleConfig())
+    state, _ = step(state, [events.Asked("B", Verb.RETRY)], NOW, ScheduleConfig())
     assert state.entries["D"].status == Waiting()
-    state, _ = step(state, [events.Hold("C")], NOW, ScheduleConfig())
+    state, _ = step(state, [events.Asked("C", Verb.PAUSE)], NOW, ScheduleConfig())
     assert state.entries["D"].status == Blocked(blocked_by=("C",))
 
 
@@ -257,10 +257,14 @@ def test_a_skill_that_is_no_longer_blocked_waits_as_it_did_before():
     b = replace(state.entries["B"], status=retried, failures=2)
     state = replace(state, entries={**state.entries, "B": b})
     for _ in range(2):
-        state, _ = step(state, [events.Hold("A")], NOW, ScheduleConfig(), launching=False)
+        state, _ = step(
+            state, [events.Asked("A", Verb.PAUSE)], NOW, ScheduleConfig(), launching=False
+        )
         state = decode(encode(state), "again")
         assert state.entries["B"].status == Blocked(blocked_by=("A",), waiting=retried)
-        state, _ = step(state, [events.Retry("A")], NOW, ScheduleConfig(), launching=False)
+        state, _ = step(
+            state, [events.Asked("A", Verb.RETRY)], NOW, ScheduleConfig(), launching=False
+        )
         assert state.entries["B"].status == retried
 
 

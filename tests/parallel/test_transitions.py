@@ -81,7 +81,7 @@ def statuses(state):
         events.PrepareRefused("A", "why"),
         events.LaunchRefused("A", "why"),
         events.Deferred("A", "why"),
-        events.Retry("A"),
+        events.Asked("A", Verb.RETRY),
     ],
     ids=lambda event: type(event).__name__,
 )
@@ -97,7 +97,7 @@ def test_an_event_of_another_run_or_status_changes_nothing(event):
         events.MergeDone("A", "e0.a2.y"),
         events.RunPrepared("A", "e0.a1.x"),
         events.LaunchRefused("A", "why"),
-        events.Hold("A"),
+        events.Asked("A", Verb.PAUSE),
     ],
     ids=lambda event: type(event).__name__,
 )

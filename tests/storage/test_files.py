@@ -34,21 +34,6 @@ def test_a_write_replaces_the_whole_file(tmp_path):
     assert [entry.name for entry in tmp_path.iterdir()] == ["state.json"]
 
 
-def test_a_file_is_readable_by_its_owner_alone(tmp_path):
-    storage.write_json(tmp_path / "spec.json", {"secret": 1})
-    assert (tmp_path / "spec.json").stat().st_mode & 0o777 == 0o600
-
-
-def test_a_writer_killed_before_the_swap_leaves_the_old_file(tmp_path):
-    path = tmp_path / "state.json"
-    path.write_text("old")
-    code = f"{IMPORTS} storage.write_atomic(Path({str(path)!r}), 'new')"
-    assert run_with_fault(code, "write.state.json:kill") == -signal.SIGKILL
-    assert path.read_text() == "old"
-    storage.remove_leftovers(tmp_path)
-    assert [entry.name for entry in tmp_path.iterdir()] == ["state.json"]
-
-
 @pytest.mark.parametrize("fault", ["raise", "enospc"])
 def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch, fault):
     path = tmp_path / "state.json"
@@ -60,24 +45,23 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch, fault):
     assert [entry.name for entry in tmp_path.iterdir()] == ["state.json"]
 
 
-def test_a_torn_write_leaves_half_of_it_beside_the_old_file(tmp_path):
+@pytest.mark.parametrize(("fault", "left"), [("kill", "abcd"), ("torn", "ab")])
+def test_a_killed_writer_leaves_what_it_wrote_beside_the_old_file(tmp_path, fault, left):
     path = tmp_path / "state.json"
     path.write_text("old")
     code = f"{IMPORTS} storage.write_atomic(Path({str(path)!r}), 'abcd')"
-    assert run_with_fault(code, "write.state.json:torn") == -signal.SIGKILL
+    assert run_with_fault(code, f"write.state.json:{fault}") == -signal.SIGKILL
     assert path.read_text() == "old"
     (part,) = tmp_path.glob(".state.json.*.part")
-    assert part.read_text() == "ab"
+    assert part.read_text() == left
     storage.remove_leftovers(tmp_path)
     assert [entry.name for entry in tmp_path.iterdir()] == ["state.json"]
 
 
 def test_a_torn_copy_is_never_published(tmp_path):
     (tmp_path / "a").write_text("abcd")
-    code = (
-        "from pathlib import Path; from flowrl import storage; "
-        f"storage.copy_file(Path({str(tmp_path / 'a')!r}), Path({str(tmp_path / 'b')!r}))"
-    )
+    paths = f"Path({str(tmp_path / 'a')!r}), Path({str(tmp_path / 'b')!r})"
+    code = f"{IMPORTS} storage.copy_file({paths})"
     assert run_with_fault(code, "copy.b:torn") == -signal.SIGKILL
     assert not (tmp_path / "b").exists()
 
@@ -219,15 +203,16 @@ def test_new_folders_are_durable_and_their_owner_s_alone(tmp_path, monkeypatch):
         storage.make_dir(tmp_path / "file")
 
 
-def test_a_copy_is_its_owner_s_alone(tmp_path):
+def test_a_file_and_a_copy_are_their_owner_s_alone(tmp_path):
     tree = tmp_path / "tree"
     (tree / "deep").mkdir(parents=True)
     (tree / "deep" / "file").touch(mode=0o644)
     storage.copy_tree(tree, tmp_path / "copy")
     storage.copy_file(tree / "deep" / "file", tmp_path / "file")
+    storage.write_json(tmp_path / "spec.json", {"secret": 1})
     assert (tmp_path / "copy" / "deep").stat().st_mode & 0o777 == 0o700
-    for file in (tmp_path / "copy" / "deep" / "file", tmp_path / "file"):
-        assert file.stat().st_mode & 0o777 == 0o600
+    for file in ("copy/deep/file", "file", "spec.json"):
+        assert (tmp_path / file).stat().st_mode & 0o777 == 0o600
 
 
 def test_nothing_is_written_into_a_folder_that_is_gone(tmp_path):
@@ -329,30 +314,20 @@ def test_a_removal_killed_half_way_is_finished_by_the_sweep(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_tree_is_copied_bit_for_bit(tmp_path):
-    source = tmp_path / "source"
-    (source / "sub").mkdir(parents=True)
-    (source / "sub" / "a.bin").write_bytes(bytes(range(256)))
-    storage.copy_tree(source, tmp_path / "copy")
-    assert storage.tree_digest(source) == storage.tree_digest(tmp_path / "copy")
-
-
-def test_one_flipped_bit_changes_the_digest(tmp_path):
-    tree = tmp_path / "expert"
-    tree.mkdir()
-    (tree / "array").write_bytes(b"\x00" * 64)
-    before = storage.tree_digest(tree)
-    (tree / "array").write_bytes(b"\x00" * 63 + b"\x01")
-    assert storage.tree_digest(tree) != before
-
-
-def test_a_renamed_file_changes_the_digest(tmp_path):
-    tree = tmp_path / "expert"
-    tree.mkdir()
-    (tree / "actor").write_bytes(b"x")
-    before = storage.tree_digest(tree)
-    (tree / "actor").rename(tree / "critic")
-    assert storage.tree_digest(tree) != before
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda file: file.write_bytes(b"\x00" * 63 + b"\x01"),
+        lambda file: file.rename(file.with_name("critic")),
+    ],
+    ids=["one flipped bit", "a renamed file"],
+)
+def test_a_change_of_a_tree_changes_its_digest(tmp_path, change):
+    file = tmp_path / "actor"
+    file.write_bytes(b"\x00" * 64)
+    before = storage.tree_digest(tmp_path)
+    change(file)
+    assert storage.tree_digest(tmp_path) != before
 
 
 def test_links_are_never_followed(tmp_path):
@@ -451,14 +426,13 @@ def test_a_tree_with_a_file_that_cannot_be_flushed_gets_no_name(tmp_path, monkey
 
 
 def test_a_copy_has_the_digest_that_is_returned_and_its_files_are_whole(tmp_path):
-    (tmp_path / "tree").mkdir()
+    tree, copy = tmp_path / "tree", tmp_path / "copy"
+    (tree / "sub").mkdir(parents=True)
     content = os.urandom(2**20) * 2 + b"end"
-    (tmp_path / "tree" / "large").write_bytes(content)
-    digest = storage.copy_tree(tmp_path / "tree", tmp_path / "copy")
-    assert (
-        digest == storage.tree_digest(tmp_path / "copy") == storage.tree_digest(tmp_path / "tree")
-    )
-    assert (tmp_path / "copy" / "large").read_bytes() == content
+    (tree / "sub" / "large").write_bytes(content)
+    digest = storage.copy_tree(tree, copy)
+    assert digest == storage.tree_digest(copy) == storage.tree_digest(tree)
+    assert (copy / "sub" / "large").read_bytes() == content
 
 
 MOST_OPERATIONS = 60

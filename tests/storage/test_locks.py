@@ -39,10 +39,7 @@ def holder(path):
 def test_a_lock_held_elsewhere_is_busy_and_says_where(tmp_path):
     process = holder(tmp_path / "global.lock")
     path = tmp_path / "global.lock"
-    with (
-        pytest.raises(BusyError) as busy,
-        locks.held(path, timeout_seconds=0.1),
-    ):
+    with pytest.raises(BusyError) as busy, locks.held(path, timeout_seconds=0.1):
         pass
     device, inode = path.stat().st_dev, path.stat().st_ino
     place = (

@@ -54,10 +54,7 @@ EXCUSED = {
         {"tempfile.TemporaryDirectory"},
         "tries code out in a folder of its own, outside of any graph",
     ),
-    "ppo/trackers.py": (
-        {"wandb.init"},
-        "trackers write their own files; nothing decides by them",
-    ),
+    "ppo/trackers.py": ({"wandb.init"}, "trackers write their own files; nothing decides by them"),
 }
 
 MODULES = {

@@ -14,7 +14,7 @@ from flowrl.parallel.health import DaemonLock
 from flowrl.parallel.recovery import state_fault
 from flowrl.parallel.skill_sources import read_tuned, skill_configs
 from flowrl.parallel.training_processor import merge_run
-from flowrl.paths import GraphPaths
+from flowrl.paths import GraphPaths, SweepPaths
 from flowrl.reports.status import read_rows
 from flowrl.storage import records
 from flowrl.tuning import outcome
@@ -28,7 +28,7 @@ from flowrl.tuning.outcome import (
     paired_interval,
 )
 from flowrl.tuning.sweep import create_sweep, prepare_trial
-from flowrl.tuning.trials import BegunTrial
+from flowrl.tuning.trials import BegunTrial, Sweep
 from tests.parallel.making import GRAPH, LIBRARY, WOOD, finish, train
 from tests.tuning.making import a_record, a_sweep, a_trial
 
@@ -143,9 +143,8 @@ def test_settings_of_another_skill_are_refused(tmp_path):
 
 def won_sweep(graph_paths: GraphPaths):
     """A sweep whose one confirming trial has an expert, and its outcome."""
-    sweep = create_sweep(
-        a_sweep(graph_paths.sweeps / "s").sweep_paths, a_record(), graph_paths, GRAPH
-    )
+    sweep = Sweep(SweepPaths(graph_paths.sweeps / "s"), a_record())
+    create_sweep(sweep, graph_paths, GRAPH)
     trial = a_trial(0, 2e-3, 0.9, confirms=True, repeats=7)
     prepare_trial(sweep, GRAPH, trial.trial)
     finish(sweep.run(0), {0: 50})

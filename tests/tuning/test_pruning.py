@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import math
 import random
-from typing import get_args
 
 import numpy as np
 import pytest
 
 from flowrl.measures.objectives import CurvePoint
-from flowrl.tuning.pruning import Pruner, Rungs, score_at, scores_so_far, should_prune
+from flowrl.tuning.pruning import Rungs, score_at, scores_so_far, should_prune
 from tests.tuning.making import a_sweep
 
 RUNGS = Rungs(least=10, most=270, eta=3)
-DECIDING = [each for each in get_args(Pruner) if each != "none"]
-PRUNERS = ["none", *DECIDING]
 
 
 def rising(goal, cost=270, step=10):
@@ -49,8 +46,8 @@ def test_trials_are_compared_by_the_objective_and_not_by_success(tmp_path):
     assert [frames for frames, _ in early] == [1000, 2000, 3000, 4000]
     curves = {0: early, **dict.fromkeys(range(1, 6), late)}
     rungs = Rungs(least=4000, most=10_000)
-    assert not should_prune("asha", 0, curves, rungs)
-    assert should_prune("asha", 1, {**curves, 6: early, 7: early}, rungs)
+    assert not should_prune(0, curves, rungs)
+    assert should_prune(1, {**curves, 6: early, 7: early}, rungs)
 
 
 def test_a_long_curve_is_scored_at_the_rungs_and_few_other_places():
@@ -62,48 +59,43 @@ def test_a_long_curve_is_scored_at_the_rungs_and_few_other_places():
     assert found[-1] == (900, 1.0)
 
 
-@pytest.mark.parametrize("pruner", DECIDING)
-def test_the_worst_of_many_is_ended_and_the_best_is_not(pruner):
+def test_the_worst_of_many_is_ended_and_the_best_is_not():
     curves = {number: rising(0.1 + 0.05 * number) for number in range(15)}
     curves[15], curves[18] = rising(0.01, cost=100), rising(1.0, cost=100)
-    assert should_prune(pruner, 15, curves, RUNGS)
-    assert not should_prune(pruner, 18, curves, RUNGS)
+    assert should_prune(15, curves, RUNGS)
+    assert not should_prune(18, curves, RUNGS)
 
 
-@pytest.mark.parametrize("pruner", PRUNERS)
-def test_a_trial_alone_or_before_the_first_rung_trains_on(pruner):
+def test_a_trial_alone_or_before_the_first_rung_trains_on():
     many = {number: rising(0.9) for number in range(20)}
-    assert not should_prune(pruner, 20, {20: rising(0.0)}, RUNGS)
-    assert not should_prune(pruner, 20, {**many, 20: [(9, 0.0)]}, RUNGS)
-    assert not should_prune(pruner, 20, {**many, 20: []}, RUNGS)
-    assert not should_prune(pruner, 20, many, RUNGS)
+    assert not should_prune(20, {20: rising(0.0)}, RUNGS)
+    assert not should_prune(20, {**many, 20: [(9, 0.0)]}, RUNGS)
+    assert not should_prune(20, {**many, 20: []}, RUNGS)
+    assert not should_prune(20, many, RUNGS)
 
 
-@pytest.mark.parametrize("pruner", PRUNERS)
-def test_equal_trials_all_train_on(pruner):
+def test_equal_trials_all_train_on():
     curves = {number: rising(0.5) for number in range(20)}
-    assert not any(should_prune(pruner, number, curves, RUNGS) for number in curves)
+    assert not any(should_prune(number, curves, RUNGS) for number in curves)
 
 
-@pytest.mark.parametrize("pruner", DECIDING)
-def test_a_score_that_is_not_finite_is_the_worst(pruner):
+def test_a_score_that_is_not_finite_is_the_worst():
     curves = {number: rising(0.5) for number in range(20)}
     curves[21] = [(30, math.nan)]
-    assert should_prune(pruner, 21, curves, RUNGS)
+    assert should_prune(21, curves, RUNGS)
 
 
-@pytest.mark.parametrize("pruner", PRUNERS)
-def test_the_order_of_the_trials_does_not_matter(pruner):
+def test_the_order_of_the_trials_does_not_matter():
     rng = np.random.default_rng(3)
     curves = {n: rising(rng.random(), cost=int(rng.integers(10, 270))) for n in range(16)}
-    decisions = {n: should_prune(pruner, n, curves, RUNGS) for n in curves}
+    decisions = {n: should_prune(n, curves, RUNGS) for n in curves}
     for _ in range(2):
         shuffled = list(curves.items())
         random.shuffle(shuffled)
-        assert {n: should_prune(pruner, n, dict(shuffled), RUNGS) for n in curves} == decisions
+        assert {n: should_prune(n, dict(shuffled), RUNGS) for n in curves} == decisions
 
 
 def test_asha_keeps_a_third_at_a_rung():
     curves = {number: [(10, number / 9)] for number in range(9)}
-    kept = [number for number in curves if not should_prune("asha", number, curves, RUNGS)]
+    kept = [number for number in curves if not should_prune(number, curves, RUNGS)]
     assert kept == [6, 7, 8]

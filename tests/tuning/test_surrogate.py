@@ -27,12 +27,7 @@ def history(score, cost, count=25, seed=0):
 
 def given(trials, pending=(), budget_left=0.5):
     return SearchInput(
-        space=SPACE,
-        history=trials,
-        pending=pending,
-        number=40,
-        seed=0,
-        budget_left=budget_left,
+        space=SPACE, history=trials, pending=pending, number=40, seed=0, budget_left=budget_left
     )
 
 

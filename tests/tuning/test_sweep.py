@@ -24,7 +24,7 @@ from flowrl.tuning.outcome import EvaluateTrials
 from flowrl.tuning.report import show
 from flowrl.tuning.start import SweepConfig, training_config
 from flowrl.tuning.sweep import create_sweep
-from flowrl.tuning.trials import OUTCOME, TRIAL
+from flowrl.tuning.trials import OUTCOME, TRIAL, Sweep
 from tests.parallel import making
 from tests.parallel.making import GRAPH, train
 from tests.tuning.making import a_record, a_sweep, a_trial
@@ -236,15 +236,13 @@ def test_asha_ends_the_trials_that_are_behind(place, sweep):
             "x is not measured here",
         ),
         ((), "say what is varied"),
+        ((*VARY[:2], "--space=x.toml"), "--vary and --space both say what is varied"),
         (("--vary", "num_envs=choice:63,65", "--env_shards=32"), "finds no point for trial 0"),
         (
             ("--vary", "lr=log:1e-4:1e-2", "--skill=Collect Stone"),
             "has no expert yet; flowrl train",
         ),
-        (
-            ("--vary", "lr=log:1e-4:1e-2", "--max_nodes=1"),
-            "flowrl sweep has no flag --max_nodes;",
-        ),
+        (("--vary", "lr=log:1e-4:1e-2", "--max_nodes=1"), "flowrl sweep has no flag --max_nodes;"),
         (
             ("--vary", "lr=log:1e-4:1e-2", "--max_parallel_skills=4"),
             "flowrl sweep has no flag --max_parallel_skills",
@@ -321,7 +319,7 @@ def test_a_seed_that_was_tried_again_is_not_played_nor_compared(place, sweep, mo
 
 
 def test_a_sweep_that_is_not_begun_has_a_status(place, capsys):
-    create_sweep(place.sweep_paths, a_record(), place.graph_paths, GRAPH)
+    create_sweep(Sweep(place.sweep_paths, a_record()), place.graph_paths, GRAPH)
     assert cli.main(["status", str(place.sweep_paths.root), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["skills"] == []
 
@@ -343,11 +341,10 @@ def test_the_same_command_goes_on_with_the_sweep(place, sweep, tmp_path):
 
 def test_a_start_that_finds_a_sweep_begun_meanwhile_does_not_begin_it_again(tmp_path):
     graph_paths = GraphPaths(tmp_path)
-    create_sweep(SweepPaths(graph_paths.sweeps / "s"), a_record(), graph_paths, GRAPH)
+    sweep_paths = SweepPaths(graph_paths.sweeps / "s")
+    create_sweep(Sweep(sweep_paths, a_record()), graph_paths, GRAPH)
     with pytest.raises(BusyError, match="begun meanwhile"):
-        create_sweep(
-            SweepPaths(graph_paths.sweeps / "s"), a_record(sweep="other"), graph_paths, GRAPH
-        )
+        create_sweep(Sweep(sweep_paths, a_record(sweep="other")), graph_paths, GRAPH)
 
 
 def test_flags_of_the_graph_that_choose_its_skills_are_no_sweeps(tmp_path):
@@ -394,7 +391,7 @@ def test_the_status_of_a_graph_shows_each_of_its_sweeps(place, sweep, capsys):
     flags = ("--vary", "lr=choice:1e-3,3e-3", *VARY[2:], "--method=grid", "--launcher=local")
     assert sweep(*flags, "--confirm=2", "--max_concurrent=4")[0] == 0
     other = SweepPaths(place.graph_paths.sweeps / "other")
-    create_sweep(other, a_record(), place.graph_paths, GRAPH)
+    create_sweep(Sweep(other, a_record()), place.graph_paths, GRAPH)
     assert not place.graph_paths.scheduler_state.exists()
     assert cli.main(["status", str(place.graph_paths.root), "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)["notices"]

@@ -16,14 +16,7 @@ from flowrl.measures.objectives import MEASURES, CurvePoint
 from flowrl.storage import records
 from flowrl.tuning import trials
 from flowrl.tuning.search import SearchConfig
-from flowrl.tuning.trials import (
-    FAILED,
-    TRIAL,
-    BegunTrial,
-    next_trial,
-    read_trials,
-    write_outcome,
-)
+from flowrl.tuning.trials import FAILED, TRIAL, BegunTrial, next_trial, read_trials, write_outcome
 from tests.tuning.making import a_sweep, a_trial
 
 
@@ -193,10 +186,6 @@ def test_the_horizon_is_the_most_that_a_trial_may_take(tmp_path):
 def test_a_search_without_limits_has_twenty_trials(tmp_path):
     assert a_sweep(tmp_path, trials=None).most_trials == 20
     assert a_sweep(tmp_path, trials=None, budget="30m").most_trials == 10_000
-
-
-def test_cleanrl_always_has_the_median_pruner(tmp_path):
-    assert a_sweep(tmp_path, method="cleanrl", pruner="none").pruner == "median"
 
 
 def test_metrics_that_cannot_be_read_are_a_failure(tmp_path):
