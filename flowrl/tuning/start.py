@@ -72,11 +72,21 @@ class SweepConfig(StartConfig):
     """Merge the best expert of a confirmed point into the graph."""
 
     def problems(self) -> Iterator[str]:
-        """Check whether a flag is given, wherever, that the engine knows nothing of."""
+        """Check whether a sweep is named, and a flag given that the engine knows nothing of."""
+        if self.name is None and self.skill is None:
+            graph_paths = GraphPaths(self.graph.graph_path)
+            yield f"name the --skill that is tuned, or the sweep by --name{begun(graph_paths)}"
         for name, origin in sorted(self.origins.items()):
             if name in _OF_FLOWRL and self.engine == "ray":
                 flag = f"--{name}" if origin == "command line" else f"--{name} ({origin})"
                 yield f"{flag} does nothing with --engine ray; leave it out"
+
+
+def begun(graph_paths: GraphPaths, name: str = "") -> str:
+    """Return the end of a message about a sweep: the closest one, or all that the graph has."""
+    there = sorted(path.name for path in graph_paths.sweeps.glob("*") if path.is_dir())
+    all_of_them = f"there are {', '.join(there)}" if there else "flowrl sweep begins one"
+    return closest(name, there) or f"; {all_of_them}"
 
 
 def training_config(
@@ -124,14 +134,15 @@ def new_record(
     """Return what a new sweep is; raises ConfigError for a flag that cannot be used."""
     skill, search = config.skill or "", config.search
     if skill not in graph.skills:
-        raise ConfigError(f"there is no skill {skill!r}{closest(skill, graph.skills)}")
+        near = closest(skill, graph.skills) or f"; there are {', '.join(graph.skills)}"
+        raise ConfigError(f"there is no skill {skill!r}{near}")
     merge_rule(training.graph)  # refused now, or never
     trained = skill_configs(training, graph.skills)[skill]
     if trained.ppo.replicas > 1 and (search.pruner != "none" or search.method == "cleanrl"):
         raise ConfigError("--pruner cannot end runs with --replicas; leave one of them out")
     merged = {version.skill for version in ExpertStore(graph_paths).manifest().experts.values()}
     if missing := [need for need in graph.all_needs(skill) if need not in merged]:
-        train = f"flowrl train {graph_paths.root} --target_skill {missing[-1]!r}"
+        train = graph_paths.command("train", "--target_skill", missing[-1])
         raise ConfigError(f"{skill} needs {missing[-1]}, which has no expert yet; {train}")
     space = dataclasses.replace(_read_dimensions(config), base=trained.ppo)
     suggest(search.method, SearchInput(space=space))

@@ -25,7 +25,7 @@ from flowrl.errors import (
 )
 from flowrl.experts import manifest as manifests
 from flowrl.experts.manifest import Manifest
-from flowrl.experts.store import ExpertStore, check_digest
+from flowrl.experts.store import ExpertStore
 from flowrl.launchers.base import Job
 from flowrl.measures.objectives import read_curve
 from flowrl.parallel.events import NewSkill, RunRequest
@@ -84,7 +84,7 @@ def create_sweep(
     for version in experts.values():
         copy = pinned.path_of(version)
         storage.remove_tree(copy)
-        check_digest(storage.copy_tree(store.path_of(version), copy), copy, version)
+        store.copy(version, copy)
     if experts:
         manifests.swap(sweep_paths, Manifest(generation=present.generation, experts=experts))
     records.write(sweep_paths.sweep_json, record)
