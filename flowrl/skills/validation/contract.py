@@ -22,6 +22,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from flowrl.errors import RAISED, FlowrlError, format_raised
 from flowrl.games.base import INVENTORIES, Engine, Game, WorldStep, find_game
@@ -179,7 +180,7 @@ def _traced(function: Callable[..., Any], *given: Any) -> Any:
     # JAX would remember the first trace of the same function; a partial is another one.
     first, shapes = jax.make_jaxpr(partial(call), return_shape=True)(*given)
     second = jax.make_jaxpr(partial(call))(*given)
-    if any(isinstance(const, jax.core.Tracer) for const in (*first.consts, *second.consts)):
+    if any(isinstance(const, Tracer) for const in (*first.consts, *second.consts)):
         raise _BrokenError(
             "keeps a traced array from one call to the next (UnexpectedTracerError); return it in "
             "the world"
