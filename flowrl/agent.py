@@ -26,6 +26,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from flowrl import storage
+from flowrl.arguments import value_given
 from flowrl.config import Activation, Steps
 from flowrl.envs.base import StepOutput
 from flowrl.envs.skill_module import TaskModule, load_module, open_modules
@@ -44,7 +45,7 @@ from flowrl.networks import dispatch
 from flowrl.networks.grouped import Packed, pack
 from flowrl.networks.moe import stack_experts
 from flowrl.parallel.training_setup import expected_shapes
-from flowrl.paths import GraphPaths, slug
+from flowrl.paths import GraphPaths, given_path, slug
 from flowrl.ppo.sharding import check_backend
 from flowrl.ppo.trainer import use_compile_cache
 from flowrl.runs import (
@@ -164,7 +165,7 @@ def load_agent(path: str | Path, *, trust_skills: bool = False) -> Agent:
       ExpertMissingError: a plan has an expert that is not here.
       SkillError: a plan's code is refused.
     """
-    folder = Path(path)
+    folder = given_path(path)
     if not (folder / _AGENT_JSON).is_file():
         raise FileRefusedError(f"{folder} is no agent: it has no {_AGENT_JSON}; use flowrl export")
     record = records.read(folder / _AGENT_JSON, AgentRecord, remedy=_AGAIN)
@@ -201,13 +202,20 @@ class Agent:
         """The names of the skills that the agent has learned."""
         return tuple(each.skill for each in self.record.experts)
 
-    def play(self, skill: str, *, seed: int = 0) -> Iterator[AgentStep]:
+    def play(self, skill: str | int, *, seed: int = 0) -> Iterator[AgentStep]:
         """Walk a skill's plan in a fresh world until its end; actions are drawn from the policy.
+
+        Args:
+          skill: its name, or its expert number.
+          seed: of the world and the actions.
 
         Raises:
           GraphError: the agent has no such skill.
+          ConfigError: the seed is no whole number of 64 bits.
         """
-        expert = self._expert(skill)
+        return self._play(self._expert(skill), value_given("agent.play: seed", int, seed))
+
+    def _play(self, expert: ExportedExpert, seed: int) -> Iterator[AgentStep]:
         if expert.index not in self._walks:
             self._walks[expert.index] = self._walk(expert)
         begin, act = self._walks[expert.index]
@@ -242,11 +250,12 @@ class Agent:
         begin = jax.jit(lambda key: env.begin_in(env.new_world(key)))
         return begin, partial(jax.jit(partial(_act, env, self.record.activation)), packed)
 
-    def _expert(self, skill: str) -> ExportedExpert:
+    def _expert(self, skill: str | int) -> ExportedExpert:
+        wanted = str(skill).strip().casefold()
         for each in self.record.experts:
-            if slug(skill).casefold() == slug(each.skill).casefold():
+            if wanted in map(str.casefold, (each.skill, slug(each.skill), str(each.index))):
                 return each
-        near = closest(skill, self.skills)
+        near = closest(str(skill), self.skills)
         raise GraphError(
             f"the agent has no skill {skill!r}{near}; it has: {', '.join(self.skills)}"
         )
@@ -294,7 +303,7 @@ def _write_expert(
 def _read_expert(folder: Path, expert: ExportedExpert, shapes: Mapping[str, Any]) -> Any:
     """The arrays of an expert, once their digest and shapes are right."""
     path = folder / "experts" / f"{expert.name}.safetensors"
-    content = storage.read_bytes(path)
+    content = storage.read_bytes(path, remedy=_AGAIN)
     if _digest(content) != expert.arrays:
         raise ExpertCorruptError(f"{path} is not the file that was exported; {_AGAIN}")
     try:
@@ -316,7 +325,7 @@ def _read_modules(
     """The plans, once their digests are right and their code is approved."""
     plans = {folder / "plans" / f"{each.name}.py": each for each in experts}
     for path, expert in plans.items():
-        if _digest(storage.read_bytes(path)) != expert.module:
+        if _digest(storage.read_bytes(path, remedy=_AGAIN)) != expert.module:
             raise FileRefusedError(f"{path} is not the plan that was exported; {_AGAIN}")
     if trust_skills:
         modules = [load_module(path, approvals=each.approvals) for path, each in plans.items()]

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from flowrl import config as configs
-from flowrl.arguments import arguments
+from flowrl.arguments import arguments, closest_flag, value_given
 from flowrl.config import BottomUpConfig, Positive, Sandbox
 from flowrl.errors import ConfigError
 from flowrl.experts.store import ExpertStore
 from flowrl.launchers.confined import confined_run
 from flowrl.measures.success import EvaluationReport
 from flowrl.parallel.training import train_graph
-from flowrl.paths import GraphPaths, existing_graph, graph_or_sweep, plain
+from flowrl.paths import GraphPaths, existing_graph, given_path, graph_or_sweep
 from flowrl.reports.status import SkillRow, read_rows, training_screen
 from flowrl.runs import read_run
 from flowrl.storage import records
@@ -49,9 +49,11 @@ def train(
       ConfigError: a flag is unknown, or its value cannot be used.
       FlowrlError: as the command says; BusyError while another scheduler trains the graph.
     """
-    given = {"graph_path": _path(graph), "target_skill": target_skill, **flags}
-    if unknown := given.keys() - configs.flags(BottomUpConfig()).keys():
-        raise ConfigError(f"flowrl.train has no flag {min(unknown)!r}; see flowrl train --help")
+    known = configs.flags(BottomUpConfig()).keys() - {"graph_path"}
+    for name in sorted(flags.keys() - known):
+        near = closest_flag(name, known, dashes="")
+        raise ConfigError(f"flowrl.train has no flag {name!r}{near}; see flowrl train --help")
+    given = {"graph_path": given_path(graph), "target_skill": target_skill, **flags}
     words = [word for name, value in given.items() for word in _words(name, value)]
     config = configs.parse(BottomUpConfig, words, prog="flowrl train")
     train_graph(config, screen=training_screen if show else lambda _: nullcontext())
@@ -66,7 +68,7 @@ def status(graph: str | Path) -> list[SkillRow]:
     Raises:
       FileRefusedError: the folder is no graph.
     """
-    return read_rows(graph_or_sweep(_path(graph)))
+    return read_rows(graph_or_sweep(given_path(graph)))
 
 
 def evaluate(
@@ -83,12 +85,10 @@ def evaluate(
       ExpertMissingError: no such skill is merged; says which are.
       ConfinedError: the episodes could not be played; says why.
     """
-    graph_paths = existing_graph(_path(graph).absolute())
-    for name, value, kind in (("episodes", episodes, Positive), ("sandbox", sandbox, Sandbox)):
-        try:
-            records.from_json(kind, value)
-        except records.MalformedError as error:
-            raise ConfigError(f"flowrl.evaluate: {name} {error}") from error
+    graph_paths = existing_graph(given_path(graph).absolute())
+    episodes = value_given("flowrl.evaluate: episodes", Positive, episodes)
+    seed = value_given("flowrl.evaluate: seed", int, seed)
+    sandbox = value_given("flowrl.evaluate: sandbox", Sandbox, sandbox)
     skill = str(skill)  # an expert's number, too
     run = read_run(ExpertStore(graph_paths).archive_of(skill))
     order = PlayOrder(graph_path=graph_paths.root, skill=skill, episodes=episodes, seed=seed)
@@ -121,9 +121,5 @@ def _words(name: str, value: Any) -> list[str]:
     if isinstance(value, bool) and arguments(BottomUpConfig)[name].type is bool:
         return [f"--{name}" if value else f"--no-{name}"]
     items = value if isinstance(value, list | tuple) else [value]
-    items = [_path(item) if isinstance(item, Path) else item for item in items]
+    items = [given_path(item) if isinstance(item, Path) else item for item in items]
     return [f"--{name}={item}" for item in items if item is not None]
-
-
-def _path(given: str | Path) -> Path:
-    return plain(Path(given).expanduser())

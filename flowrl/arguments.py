@@ -11,11 +11,13 @@ import dataclasses
 import difflib
 import functools
 import inspect
+import operator
 import os
 import re
 import tomllib
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, dataclass
 from decimal import Decimal, DecimalException
 from pathlib import Path
@@ -194,6 +196,16 @@ def value_of(kind: type, name: str, words: Sequence[str], origin: Origin = "comm
         raise ConfigError(f"{argument.shown}{place} {error}") from error
 
 
+def value_given(place: str, kind: Any, value: Any) -> Any:
+    """Return the value that a Python call was given for an argument; ConfigError says the place."""
+    with suppress(TypeError):
+        value = operator.index(value)  # NumPy's whole numbers, too
+    try:
+        return records.from_json(kind, value)
+    except records.MalformedError as error:
+        raise ConfigError(f"{place} {error}") from error
+
+
 def _print_help(kind: type, *, prog: str) -> None:
     """Print the help of a class; raises SystemExit."""
     text = inspect.cleandoc(kind.__doc__ or "")
@@ -276,7 +288,7 @@ def config_file(kind: type, path: Path) -> Given:
         if name == "config":
             raise ConfigError(f"{path}: {key!r} names this very file; remove the line")
         if name not in arguments(kind):
-            near = _closest_flag(name, arguments(kind), dashes="")
+            near = closest_flag(name, arguments(kind), dashes="")
             raise ConfigError(
                 f"{path}: {key!r} is no flag{near}; remove it, or write a flag's name"
             )
@@ -292,10 +304,12 @@ def config_file(kind: type, path: Path) -> Given:
 def toml(path: Path, *, flag: str) -> dict[str, Any]:
     """Return the content of a TOML file, which a flag names; raises ConfigError if it is none."""
     try:
-        return tomllib.loads(storage.read_bytes(path, limit_bytes=_MOST_BYTES).decode())
+        remedy = f"name a TOML file of at most {_MOST_BYTES:,} bytes{closest_file(path, '.toml')}"
+        return tomllib.loads(
+            storage.read_bytes(path, limit_bytes=_MOST_BYTES, remedy=remedy).decode()
+        )
     except FileRefusedError as error:
-        near = "" if path.exists() else closest_file(path, ".toml") or "; name a TOML file"
-        raise ConfigError(f"--{flag} {error}{near}") from error
+        raise ConfigError(f"--{flag} {error}") from error
     except RecursionError as error:
         raise ConfigError(f"--{flag} {path} cannot be read: its lists lie too deep") from error
     except (OSError, ValueError) as error:
@@ -327,11 +341,11 @@ def _find(kind: type, flag: str, prog: str) -> tuple[Argument, str]:
         if flag in argument.short:
             return argument, "true"
     hint = _HINTS.get(name) or _HINTS.get(f"{prog} {name}")
-    hint = hint or f"{_closest_flag(name, known)}; see {prog} --help"
+    hint = hint or f"{closest_flag(name, known)}; see {prog} --help"
     raise ConfigError(f"{prog} has no flag {flag}{hint}")
 
 
-def _closest_flag(name: str, known: Collection[str], dashes: str = "--") -> str:
+def closest_flag(name: str, known: Collection[str], dashes: str = "--") -> str:
     """Return the end of a message about an unknown flag: the one that it may stand for."""
     meant = SYNONYMS.get(name)
     if meant in known:

@@ -158,12 +158,13 @@ def print_report(facts: Any, lines: Iterable[str], *, as_json: bool) -> None:
 
 def _print_error(text: str) -> None:
     """Print an error without what would steer the terminal, or is secret: it may quote anything."""
-    text = redacted(text, secrets_of(os.environ))
-    sys.stderr.write("\n".join(map(printable, f"{ERROR_PREFIX}{text}".split("\n"))) + "\n")
+    text = " ".join(redacted(text, secrets_of(os.environ)).split("\n"))
+    sys.stderr.write(printable(f"{ERROR_PREFIX}{text}") + "\n")
 
 
 def _without_secrets(record: logging.LogRecord) -> bool:
-    record.msg = redacted(record.getMessage(), secrets_of(os.environ))
+    lines = redacted(record.getMessage(), secrets_of(os.environ)).split("\n")
+    record.msg = "\n".join(map(printable, lines))
     record.args = ()
     return True
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import errno
 import math
+import os
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
@@ -170,6 +171,11 @@ def format_error(error: BaseException) -> str:
     return text if isinstance(error, FlowrlError) else f"{type(error).__name__}: {text}"
 
 
+def without_remedy(error: FlowrlError) -> str:
+    """Return what is wrong by an error's message, for a caller that knows another remedy."""
+    return str(error).partition("; ")[0]
+
+
 def format_raised(error: BaseException) -> str:
     """Return an error of a user's own code in one line, with the place that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
@@ -209,9 +215,10 @@ def divisors_near(number: int, wanted: int) -> tuple[int, ...]:
 
 
 def closest_file(path: Path, suffix: str = "") -> str:
-    """Return the end of a message about a missing file: which ones its folder has instead."""
+    """Return the end of a message about a file: if it is missing, what its folder has instead."""
     folder = path.parent
-    names = [each.name for each in folder.iterdir()] if folder.is_dir() else []
+    there = os.path.lexists(path) or not folder.is_dir()
+    names = [] if there else [each.name for each in folder.iterdir()]
     return closest(path.name, [name for name in names if name.endswith(suffix)])
 
 

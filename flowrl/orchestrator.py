@@ -32,14 +32,12 @@ class OrchestratorCommand(GraphCommand):
     """Run commands of flowrl one after another; go on after a stop where they stood.
 
     Examples:
-      python -m flowrl.orchestrator exp/demo --stages train,evaluate \
-        --train="--max_nodes 3" --evaluate="'Place Table' --at_least 0.8"
-      python -m flowrl.orchestrator exp/demo --stages judge,sweep,train \
-        --sweep="--skill 'Collect Drink' --trials 20 --vary lr=log:1e-4:1e-2"
+      python -m flowrl.orchestrator exp/demo --stages train,evaluate --evaluate="'Place Table'"
+      python -m flowrl.orchestrator exp/demo --stages judge,train --judge="--judge rule"
     """
 
     stages: str
-    """Which of judge, sweep, train and evaluate, in this order, separated by commas."""
+    """Stages, which run in this order: some of judge, sweep, train and evaluate, with commas."""
     judge: str = ""
     """Arguments of flowrl judge, besides GRAPH, as --judge="--episodes 64"."""
     sweep: str = ""
@@ -56,6 +54,9 @@ class OrchestratorCommand(GraphCommand):
         """
         names = [name.strip() for name in self.stages.split(",")]
         stages = [(name, self._words(name)) for name in names]
+        for name in names:
+            if names.count(name) > 1:
+                raise ConfigError(f"--stages {self.stages} has {name} twice; name it once")
         for name in [name for name in _NAMES if getattr(self, name) and name not in names]:
             raise ConfigError(f"--{name} is given, and {name} is none of --stages {self.stages}")
         graph_paths = GraphPaths(self.graph_path)
@@ -79,10 +80,13 @@ class OrchestratorCommand(GraphCommand):
             words = (str(self.graph_path), *shlex.split(getattr(self, name)))
         except ValueError as error:
             raise ConfigError(f"--{name} {getattr(self, name)}: {error}; mend it") from error
-        if name in cli.PROGRAMS:
-            parse(cli.class_of(name), words, prog=f"flowrl {name}")
-        else:
-            cli.command_of(name, words)
+        try:
+            if name in cli.PROGRAMS:
+                parse(cli.class_of(name), words, prog=f"flowrl {name}")
+            else:
+                cli.command_of(name, words)
+        except ConfigError as error:
+            raise ConfigError(f'--{name}: {error}; give it as --{name}="…"') from error
         return words
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shlex
 import unicodedata
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,16 @@ def plain(path: Path) -> Path:
         else:
             place = Path(os.path.realpath(place) if place.is_symlink() else place).parent
     return place
+
+
+def given_path(given: str | os.PathLike[str]) -> Path:
+    """Return the path that a Python call was given, which may begin with `~`; or ConfigError."""
+    try:
+        return plain(Path(given).expanduser())
+    except (TypeError, RuntimeError) as error:  # of None, say; of a user who is not there
+        raise ConfigError(
+            f"{given!r:.100} is no path ({error}); name a folder or a file"
+        ) from error
 
 
 def display_name(text: str) -> str:
@@ -217,9 +228,16 @@ class GraphPaths:
     def __post_init__(self) -> None:
         """Take any path of a user or a caller; raises ConfigError for that of a file."""
         object.__setattr__(self, "root", plain(self.root))
-        if self.root.exists() and not self.root.is_dir():
-            what = f"{self.root} is no graph, which is a folder"
-            raise ConfigError(f"{what}; name the folder of a graph (GRAPH comes first)")
+        is_link = self.root.is_symlink()
+        if not self.root.is_dir() and (is_link or self.root.exists()):
+            what = (
+                "is a link that leads to no folder" if is_link else "is no graph, which is a folder"
+            )
+            raise ConfigError(f"{self.root} {what}; name the folder of a graph (GRAPH comes first)")
+
+    def command(self, name: str, *words: str) -> str:
+        """A command of flowrl about this graph, for people to copy."""
+        return shlex.join(["flowrl", name, str(self.root), *words])
 
     scheduler_state = _Below("root", "scheduler_state.json")  # for people and jq, too
     daemon_lock = _Below("root", "daemon.lock")  # held by the folder's scheduler, which it names

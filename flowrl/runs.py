@@ -403,11 +403,12 @@ def read_run(run_paths: RunPaths) -> TrainingRun:
 
 def check_module(run_paths: RunPaths, run: TrainingRun) -> None:
     """Raise FileRefusedError unless a run's module is the one that was generated for it."""
-    digest = hashlib.sha256(storage.read_bytes(run_paths.module)).hexdigest()
+    remedy = "restore it from a copy, or train the skill again"
+    digest = hashlib.sha256(storage.read_bytes(run_paths.module, remedy=remedy)).hexdigest()
     if run.module_sha256 != digest:
         raise FileRefusedError(
             f"{run_paths.module} is not the module that {run_paths.run_json} names: it is damaged "
-            "or was edited; restore it from a copy, or train the skill again"
+            f"or was edited; {remedy}"
         )
 
 

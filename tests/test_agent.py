@@ -23,6 +23,7 @@ import flowrl
 from flowrl import cli, storage
 from flowrl.envs.skill_module import _codes
 from flowrl.errors import (
+    ConfigError,
     ExpertCorruptError,
     ExpertMissingError,
     FileRefusedError,
@@ -145,7 +146,7 @@ DAMAGE = {
 def test_a_damaged_agent_is_refused(agent, name):
     damage, error = DAMAGE[name]
     damage(agent / name)
-    with pytest.raises(error, match=name):
+    with pytest.raises(error, match=f"{name}.*; export the agent again"):
         flowrl.load_agent(agent)
 
 
@@ -232,8 +233,12 @@ def test_an_unknown_skill_is_refused_with_the_closest(agent):
     found = flowrl.load_agent(agent)
     with pytest.raises(GraphError, match="no skill 'Collect Wod'; closest is 'Collect Wood'"):
         next(found.play("Collect Wod"))
-    with pytest.raises(GraphError, match=f"it has: {WOOD}, {TABLE}"):
-        next(found.play(PICKAXE))
+    for unknown in (PICKAXE, "", None, 7):
+        with pytest.raises(GraphError, match=f"it has: {WOOD}, {TABLE}"):
+            found.play(unknown)
+    for seed in ("x", None, 1.5, 2**70):
+        with pytest.raises(ConfigError, match=r"agent\.play: seed is "):
+            found.play(WOOD, seed=seed)
 
 
 @pytest.mark.slow

@@ -63,6 +63,14 @@ def test_a_graph_is_trained_looked_at_and_measured_from_python(tmp_path):
 def test_what_cannot_be_is_an_error_of_flowrl_and_changes_nothing(tmp_path):
     with pytest.raises(ConfigError, match="has no flag 'learning_rat'"):
         flowrl.train(tmp_path / "graph", learning_rat=1)
+    with pytest.raises(ConfigError, match="no flag 'learning_rate'; it is called lr; see"):
+        flowrl.train(tmp_path / "graph", learning_rate=1)
+    with pytest.raises(ConfigError, match="no flag 'graph_path'"):
+        flowrl.train(tmp_path / "graph", graph_path="other")
+    for no_path in (None, 3, b"graph", "~nobody-here/x"):
+        for call in (flowrl.status, flowrl.train, lambda path: flowrl.evaluate(path, "X")):
+            with pytest.raises(ConfigError, match=r"is no path \(.*\); name a folder or a file"):
+                call(no_path)
     with pytest.raises(ConfigError, match="--lr"):
         flowrl.train(tmp_path / "graph", lr=-1.0)
     with pytest.raises(FileRefusedError, match="is no graph"):
@@ -94,7 +102,11 @@ def test_flags_are_those_of_the_command_with_environment_and_file(tmp_path, monk
 
 @pytest.mark.parametrize(
     ("words", "said"),
-    [({"episodes": "many"}, "flowrl.evaluate: episodes "), ({"sandbox": "docker"}, "sandbox ")],
+    [
+        ({"episodes": "many"}, "flowrl.evaluate: episodes "),
+        ({"seed": "x"}, "flowrl.evaluate: seed is 'x', not a whole number"),
+        ({"sandbox": "docker"}, "sandbox "),
+    ],
 )
 def test_evaluate_reads_what_it_is_given_before_it_plays(tmp_path, words, said):
     (tmp_path / "checkpoints").mkdir()

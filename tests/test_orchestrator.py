@@ -81,10 +81,12 @@ def test_the_stage_that_does_not_end_well_ends_the_row_and_is_named(stand_in, ca
     [
         (["--stages", "trian"], "closest is 'train'"),
         (["--stages", ""], "has no value"),
+        (["--stages", "train,train"], "has train twice"),
+        (["--stages", "sweep"], "--sweep: name the --skill"),
         (["--stages", "train", "--train=--max_node 3"], "--max_node"),
         (["--stages", "train", "--train=--lr -1"], "--lr"),
         (["--stages", "evaluate", "--evaluate='Place Table"], "No closing quotation"),
-        (["--stages", "evaluate"], "SKILL"),
+        (["--stages", "evaluate"], "--evaluate: SKILL is missing"),
         (["--stages", "judge,sweep", "--sweep=--methid tpe"], "methid"),
     ],
 )

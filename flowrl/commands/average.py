@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -99,10 +98,13 @@ class AverageCommand:
 
     def _weights(self) -> np.ndarray | None:
         count = len(self.experts)
-        if count < 2 or len({expert.resolve() for expert in self.experts}) < count:
-            raise ConfigError(
-                "name two experts or more, each once (--weights makes one count more)"
-            )
+        if count < 2:
+            raise ConfigError("only one expert is named; name two or more")
+        places = [os.path.realpath(expert) for expert in self.experts]
+        for number, place in enumerate(places):
+            if place in places[:number]:
+                more = "name it once (--weights makes one count more)"
+                raise ConfigError(f"{self.experts[number]} is named twice; {more}")
         if not self.weights:
             return None
         try:
@@ -116,7 +118,7 @@ class AverageCommand:
 
     def _common_origin(self) -> str | None:
         """The id of the run that made the first version of all; None if `unrelated` and unknown."""
-        origins = {expert: _origin(expert.resolve()) for expert in self.experts}
+        origins = {expert: _origin(Path(os.path.realpath(expert))) for expert in self.experts}
         first = origins[self.experts[0]]
         others = [expert for expert in self.experts if not first or origins[expert] != first]
         if others and not self.unrelated:
@@ -181,6 +183,11 @@ def _origin(folder: Path) -> str | None:
 
 def _check_output(folder: Path) -> None:
     """Make sure that a folder can be made; raises ConfigError."""
+    folders = [path for path in Path(os.path.realpath(folder)).parents if path.is_dir()]
+    for outer in map(GraphPaths, folders):
+        if os.path.lexists(outer.manifest) or os.path.lexists(outer.scheduler_state):
+            what = f"-o {folder} is inside the graph {outer.root}, where flowrl alone writes"
+            raise ConfigError(f"{what}; choose a folder outside")
     place = next(path for path in folder.absolute().parents if os.path.lexists(path))
     try:
         storage.try_writing(place)
@@ -213,8 +220,6 @@ class ExportCommand(GraphCommand):
 
         record = export_agent(graph_paths, self.output)
         names = ", ".join(each.skill for each in record.experts)
-        sys.stdout.write(
-            f"{self.output}: the experts of generation {record.generation} for "
-            f"{record.env_name}: {names}\n"
-        )
+        line = f"{self.output}: the experts of generation {record.generation} for "
+        print_report({}, [f"{line}{record.env_name}: {names}"], as_json=False)
         return 0

@@ -6,7 +6,6 @@ Each command leaves a request in the graph's folder, whether the scheduler is up
 from __future__ import annotations
 
 import json
-import shlex
 import sys
 import time
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import tyro
 
 from flowrl.arguments import GraphCommand, SkillArgument
 from flowrl.config import Positive, Seconds
+from flowrl.console import print_report
 from flowrl.errors import EXIT_BUSY, ConfigError, GraphError
 from flowrl.launchers.sandbox import confinement
 from flowrl.parallel.events import DONE, MOST_PRIORITY, Response, Verb, why_not
@@ -61,15 +61,14 @@ class ControlCommand(GraphCommand):
         outcome = response.outcome if response else None
         if verb in (Verb.TRAIN_MORE, Verb.RETRAIN) and outcome == DONE:
             outcome = "asked"  # the training itself is seen in flowrl status
+        left = f"done when you start {last_command(graph_paths)}"
+        if daemon is not None:
+            left = under_way or f"left for {in_words(daemon)}"
         if self.json:
             data = {"id": name, "verb": verb, "skill": skill, "number": number, "daemon": daemon}
-            data["outcome"] = outcome
-            sys.stdout.write(json.dumps(data) + "\n")
+            sys.stdout.write(json.dumps({**data, "outcome": outcome}) + "\n")
         else:
-            left = f"done when you start {last_command(graph_paths)}"
-            if daemon is not None:
-                left = under_way or f"left for {in_words(daemon)}"
-            sys.stdout.write(f"{verb.value} {skill or 'all'}: {outcome or left}\n")
+            print_report({}, [f"{verb.value} {skill or 'all'}: {outcome or left}"], as_json=False)
         if response is None:
             return EXIT_BUSY if self.wait else 0
         return 1 if response.refused else 0
@@ -178,6 +177,11 @@ class RetrainCommand(OneSkillCommand):
                 "folder of its file by --skills_dir"
             )
         skill, sources = texts[row.skill], SkillSources(graph_paths)
+        if sources.recorded().get(skill.name) == skill:
+            sys.stderr.write(
+                f"flowrl: the text of {printable(skill.name)} is the one that its expert was "
+                "trained on: it is trained anew all the same, with other luck\n"
+            )
         graph = open_graph(library, sources).replacing(skill)
         skill_configs(config, graph.skills)
         confine = confinement(config.launch.sandbox).in_folder
@@ -317,8 +321,7 @@ class StopCommand(ControlCommand):
         if daemon_of(graph_paths.daemon_lock) is None:
             raise GraphError(
                 f"no scheduler is running for {graph_paths.root}, so nothing is stopped; runs that "
-                f"still go on end by flowrl pause {shlex.quote(str(graph_paths.root))} --all and "
-                "the next start"
+                f"still go on end by {graph_paths.command('pause', '--all')} and the next start"
             )
         return self._send(Verb.STOP_NOW if self.now else Verb.STOP, None)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,11 +15,18 @@ from flowrl.arguments import ReportCommand
 from flowrl.console import print_report
 from flowrl.errors import ConfigError
 from flowrl.experts import manifest as manifests
-from flowrl.experts.repair import rollback
+from flowrl.experts.repair import rollback, whole_generation
 from flowrl.experts.store import ExpertStore, refuse_misplaced
 from flowrl.parallel.health import DaemonLock
-from flowrl.parallel.recovery import inspect, recover_state, repair, state_fault
+from flowrl.parallel.recovery import (
+    found_skills,
+    inspect,
+    recover_state,
+    repair,
+    state_fault,
+)
 from flowrl.paths import GraphPaths, SweepPaths, existing_graph
+from flowrl.storage import locks
 
 _NUMBER = tyro.conf.arg(metavar="GENERATION")
 _GENERATION = "{generation:<4}  {written}  {experts:>3} experts  {frames:>14,} frames  {merged}"
@@ -42,13 +48,13 @@ class FsckCommand(ReportCommand):
     def __call__(self) -> int:
         """Run the command; raises BusyError if a scheduler is at work where it should repair."""
         graph_paths = _repairable(self.graph_path)
-        done: list[str] = []
+        again, done = graph_paths.command("fsck", "--repair"), list[str]()
         if self.repair:
             with _claimed(graph_paths):
                 done += filter(None, repair(graph_paths))
         findings = [
             {"severity": one.severity, "thing": one.thing, "place": str(one.place)}
-            | {"remedy": one.remedy}
+            | {"remedy": one.remedy or f"stop the scheduler and run {again}"}
             for one in inspect(graph_paths)
         ]
         clean = not findings
@@ -87,12 +93,15 @@ class RollbackCommand(ReportCommand):
             lines.append(f"generation {present} counts now")
             print_report({"generation": present, "history": rows}, lines, as_json=self.json)
             return 0
+        if self.generation == store.manifest().generation:
+            raise ConfigError(
+                f"generation {self.generation} counts now; flowrl rollback lists the earlier ones"
+            )
+        _check_places(graph_paths)  # what is refused, is before anything changes
+        state_fault(graph_paths)
+        found_skills(graph_paths)
+        whole_generation(store, self.generation)
         with _claimed(graph_paths):
-            state_fault(graph_paths)  # a state of another format is refused before anything changes
-            if self.generation == store.manifest().generation:
-                raise ConfigError(
-                    f"generation {self.generation} counts now; there is nothing to go back to"
-                )
             number = rollback(store, self.generation).generation
             state = recover_state(graph_paths)
         said = f"generation {number} has the experts of generation {self.generation}"
@@ -111,9 +120,12 @@ class RecoverCommand(ReportCommand):
 
     def __call__(self) -> int:
         """Run the command; raises FileRefusedError if the manifest or a record is damaged, too."""
-        graph_paths = _repairable(self.graph_path)
-        with _claimed(graph_paths):
-            state = recover_state(graph_paths)
+        graph_paths, state = _repairable(self.graph_path), ""
+        _check_places(graph_paths)
+        if state_fault(graph_paths):
+            found_skills(graph_paths)  # what is refused, is before anything changes
+            with _claimed(graph_paths):
+                state = recover_state(graph_paths)
         line = state or f"{graph_paths.scheduler_state} is whole: there is nothing to recover"
         print_report({"recovered": bool(state), "state": state}, [line], as_json=self.json)
         return 0
@@ -123,15 +135,21 @@ def _repairable(graph_path: Path) -> GraphPaths:
     """Return the paths of a graph; raises ConfigError for the folder of a sweep."""
     if SweepPaths(graph_path).sweep_json.exists():
         root = graph_path.absolute()
-        again = shlex.join(["flowrl", "sweep", str(root.parents[1]), "--name", root.name])
+        again = GraphPaths(root.parents[1]).command("sweep", "--name", root.name)
         raise ConfigError(f"{graph_path} is a sweep, which leaves out what is damaged: {again}")
     return existing_graph(graph_path)
+
+
+def _check_places(graph_paths: GraphPaths) -> None:
+    """Raise FileRefusedError if a link or a file is in the place of a folder, or of the lock."""
+    refuse_misplaced(graph_paths)
+    locks.check_plain(graph_paths.daemon_lock)
 
 
 @contextmanager
 def _claimed(graph_paths: GraphPaths) -> Iterator[None]:
     """Hold the graph's folder; raises BusyError if a scheduler or another repair holds it."""
-    refuse_misplaced(graph_paths)
+    _check_places(graph_paths)
     claim = DaemonLock(graph_paths.daemon_lock)
     claim.acquire()
     try:

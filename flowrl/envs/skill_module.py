@@ -29,7 +29,7 @@ from flowrl.skills.validation.syntax import check_function, literal, parse_sourc
 from flowrl.storage import read_bytes, records
 
 _MODULE_LIMIT_BYTES = 2_000_000
-_REMEDY = "write it again with generate_module_with_remapping"
+_REMEDY = "flowrl alone writes plans: train its skill again, or export the agent again"
 _DOCSTRING = '"""…"""'
 _CONSTANTS = ("GAME", "GLOBAL_TO_LOCAL", "LOCAL_TO_GLOBAL", "PLAN")
 
@@ -196,7 +196,8 @@ def _read(source: Path | str) -> _Frame:
     """The parts of a generated module, of which nothing is executed."""
     place = str(source) if isinstance(source, Path) else "<module>"
     if isinstance(source, Path):
-        source = read_bytes(source, limit_bytes=_MODULE_LIMIT_BYTES).decode(errors="replace")
+        content = read_bytes(source, limit_bytes=_MODULE_LIMIT_BYTES, remedy=_REMEDY)
+        source = content.decode(errors="replace")
     body = parse_source(source, place, limit_bytes=_MODULE_LIMIT_BYTES).body
     lines = {name: _assignment(body, name, place) for name in _CONSTANTS}
     values = {name: literal(line.value, place) for name, line in lines.items()}

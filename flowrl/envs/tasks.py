@@ -111,7 +111,7 @@ def make_env(
     if game.name != module.game.name:
         raise SkillError(
             f"the module was written for {module.game.name}, --env_name is {env_name}; "
-            "write it again with generate_module_with_remapping"
+            f"use --env_name {module.game.name}"
         )
     functions, plan = shared_functions(module, max_task_steps=max_task_steps)
     plan = plan._replace(bound=np.asarray(keep_needs))

@@ -16,14 +16,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from flowrl import storage
-from flowrl.errors import FileRefusedError, FormatVersionError
+from flowrl.errors import FileRefusedError
 from flowrl.paths import GraphPaths
 from flowrl.runs import ExpertVersion
 from flowrl.storage import records
 from flowrl.storage.records import Natural
 
 KEPT_GENERATIONS = 20
-_RESTORE = "stop the scheduler and run flowrl fsck --repair, which restores it from its history"
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _VERSION = re.compile(r"v(?:[0-9]{6}|[1-9][0-9]{6,})-[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _HISTORY = re.compile(r"(?:0|[1-9][0-9]*)\.json")
@@ -104,22 +103,19 @@ def read(graph_paths: GraphPaths) -> Manifest:
 
     FileRefusedError: it is damaged, lost while its history is there, or of another version.
     """
+    repair = graph_paths.command("fsck", "--repair")
+    remedy = f"stop the scheduler and run {repair}, which restores it from its history"
     past = generations(graph_paths)  # looked at first: a first merge writes it after the manifest
     if not os.path.lexists(graph_paths.manifest):
         if past or any(graph_paths.skills.glob("*/run.json")):  # an archive comes after a manifest
-            raise FileRefusedError(f"{graph_paths.manifest} is lost; {_RESTORE}")
+            raise FileRefusedError(f"{graph_paths.manifest} is lost; {remedy}")
         return Manifest()
-    try:
-        return read_file(graph_paths.manifest)
-    except FormatVersionError:
-        raise
-    except FileRefusedError as error:
-        raise FileRefusedError(f"{error}; {_RESTORE}") from error
+    return read_file(graph_paths.manifest, remedy=remedy)
 
 
-def read_file(path: Path) -> Manifest:
+def read_file(path: Path, *, remedy: str = records.RESTORE) -> Manifest:
     """Read one manifest file, the present one or one of the history."""
-    record = records.read(path, ManifestFile)
+    record = records.read(path, ManifestFile, remedy=remedy)
     experts = {version.index: version for version in record.experts}
     return Manifest(generation=record.generation, experts=experts, merged=record.merged)
 
@@ -144,7 +140,7 @@ def read_history(graph_paths: GraphPaths) -> Iterator[tuple[int, Manifest | None
         try:
             known = read_file(path)
         except FileRefusedError:
-            if path.exists():  # else it was collected meanwhile
+            if os.path.lexists(path):  # else it was collected meanwhile
                 yield generation, None
             continue
         yield generation, known if known.generation == generation else None

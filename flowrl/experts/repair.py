@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from flowrl import notices, storage
-from flowrl.errors import ExpertError, FileRefusedError, FormatVersionError
+from flowrl.errors import ExpertError, FileRefusedError, FormatVersionError, without_remedy
 from flowrl.experts import manifest as manifests
 from flowrl.experts.manifest import Manifest
 from flowrl.experts.store import ExpertStore, refuse_links
@@ -39,12 +39,12 @@ def usable(store: ExpertStore, version: ExpertVersion) -> ExpertVersion:
         problem = error
     else:
         return version
-    repair = f"flowrl fsck {store.graph_paths.root} --repair"
+    repair = store.graph_paths.command("fsck", "--repair")
     fallback = fall_back(store, version, str(problem))
     if fallback is None:
         text = (
-            f"{problem}. No earlier version is whole: restore the files from a backup, or stop the "
-            f"scheduler and run {repair}, which lets the skill train again"
+            f"{without_remedy(problem)}; no earlier version is whole: restore the files from a "
+            f"backup, or stop the scheduler and run {repair}, which lets the skill train again"
         )
     else:
         text = (
@@ -60,8 +60,8 @@ def usable(store: ExpertStore, version: ExpertVersion) -> ExpertVersion:
     return fallback
 
 
-def rollback(store: ExpertStore, generation: int) -> Manifest:
-    """Make the experts of an earlier generation count again, as a new generation.
+def whole_generation(store: ExpertStore, generation: int) -> Mapping[int, ExpertVersion]:
+    """Return the experts of an earlier generation.
 
     FileRefusedError: there is no such generation. ExpertError: one of its versions is not whole.
     """
@@ -69,13 +69,20 @@ def rollback(store: ExpertStore, generation: int) -> Manifest:
         number: known for number, known in manifests.read_history(store.graph_paths) if known
     }
     if generation not in history:
+        others = ", ".join(map(str, history))
+        choose = f"choose among {others}" if others else "the next merge writes one"
         raise FileRefusedError(
-            f"{store.graph_paths.history} holds no whole generation {generation}; choose among "
-            f"{', '.join(map(str, history)) or 'none'}"
+            f"{store.graph_paths.history} holds no whole generation {generation}; {choose}"
         )
     experts = history[generation].experts
     for version in experts.values():
         store.verify(version)
+    return experts
+
+
+def rollback(store: ExpertStore, generation: int) -> Manifest:
+    """Make an earlier generation's experts count again, as a new one; see `whole_generation`."""
+    experts = whole_generation(store, generation)
     logger.warning("rolled back to generation %d", generation)
     return store.amend(lambda before: _with_experts(before, experts))
 
@@ -151,7 +158,7 @@ def damage(store: ExpertStore, version: ExpertVersion) -> str:
     try:
         store.verify(version)
     except ExpertError as error:
-        return str(error)
+        return without_remedy(error)
     return ""
 
 

@@ -23,6 +23,7 @@ from flowrl.errors import (
     ExpertMissingError,
     FileRefusedError,
     closest,
+    without_remedy,
 )
 from flowrl.experts import manifest as manifests
 from flowrl.experts.manifest import Manifest
@@ -42,7 +43,6 @@ from flowrl.storage import locks
 logger = logging.getLogger(__name__)
 _LOCK_SECONDS = 60.0
 _INDEX = re.compile(r"0|[1-9][0-9]*")
-_REMEDY = "restore it from a backup, or let flowrl fsck GRAPH_PATH --repair find a whole version"
 Pins = Collection[tuple[int, str]] | None  # (index, version); None: unknown, so all of them
 
 
@@ -90,13 +90,34 @@ class ExpertStore:
         path = self.path_of(version)
         name = f"expert {version.index} ({version.skill})"
         if not path.is_dir():
-            raise ExpertMissingError(f"{name}: {path} is missing; {_REMEDY}")
+            raise ExpertMissingError(f"{name}: {path} is missing; {self._remedy}")
         try:
             digest = storage.tree_digest(path)
         except FileRefusedError as error:
-            raise ExpertCorruptError(f"{name}: {error}") from error
-        check_digest(digest, path, version)
+            what = f"{name}: {without_remedy(error)}"
+            raise ExpertCorruptError(f"{what}; {self._remedy}") from error
+        self._check_digest(digest, path, version)
         return path
+
+    def copy(self, version: ExpertVersion, target: Path, *, source: Path | None = None) -> None:
+        """Copy the files of a version to a new folder; those of a new version are in `source`.
+
+        ExpertCorruptError: they are not the committed ones.
+        """
+        folder = source or self.path_of(version)
+        self._check_digest(storage.copy_tree(folder, target), folder, version)
+
+    def _check_digest(self, digest: str, folder: Path, version: ExpertVersion) -> None:
+        if digest != version.sha256:
+            raise ExpertCorruptError(
+                f"expert {version.index} ({version.skill}): {folder} has sha256 {digest[:12]}…, "
+                f"{version.sha256[:12]}… was committed; {self._remedy}"
+            )
+
+    @property
+    def _remedy(self) -> str:
+        repair = self.graph_paths.command("fsck", "--repair")
+        return f"restore it from a backup, or let {repair} find a whole version"
 
     def questions(
         self, run_id: str, candidates: Sequence[Candidate], *, rule: MergeRule
@@ -236,7 +257,7 @@ class ExpertStore:
             storage.remove_tree(left)
         try:
             for (version, folder), copy in zip(new, prepared, strict=True):
-                check_digest(storage.copy_tree(folder, copy), folder, version)
+                self.copy(version, copy, source=folder)
             storage.fault_point("commit.copied")
             for copy, final in zip(prepared, finals, strict=True):
                 storage.commit_dir(copy, final)
@@ -291,15 +312,6 @@ def refuse_links(folders: Iterable[Path]) -> None:
                 "folder itself there, or move the whole graph to a larger disk (a mount or a link "
                 "that leads to all of it is fine)"
             )
-
-
-def check_digest(digest: str, folder: Path, version: ExpertVersion) -> None:
-    """Raise ExpertCorruptError if the digest of a folder's files is not that of the version."""
-    if digest != version.sha256:
-        raise ExpertCorruptError(
-            f"expert {version.index} ({version.skill}): {folder} has sha256 {digest[:12]}…, "
-            f"{version.sha256[:12]}… was committed; {_REMEDY}"
-        )
 
 
 def _decide(

@@ -46,6 +46,7 @@ from flowrl.storage.records import Natural, Share
 
 Member = Literal["rule", "logistic", "transformer", "openai", "dspy"]
 JudgeName = Literal[Member, "learned", "ensemble"]
+_MODELS: tuple[Member, ...] = ("rule", "logistic", "transformer")
 _READERS = ("openai", "dspy")  # they judge texts; beside others, descriptions of episodes
 _FEWEST, _CHANGED = 8, 20  # episodes to judge, and texts whose form is changed
 logger = logging.getLogger(__name__)
@@ -85,7 +86,7 @@ class JudgeCommand(ReportCommand):
     """Skills, by name or expert number; without one, all that are merged."""
     judge: JudgeName = "learned"
     """The judge; learned is the better of logistic and transformer."""
-    models: tuple[Member, ...] = ("rule", "logistic", "transformer")
+    models: tuple[Member, ...] = _MODELS
     """Members of an ensemble. Beside others, openai and dspy read episodes, too."""
     benchmark: bool = False
     """Measure all judges that can be asked, and ask endpoints again what they have answered."""
@@ -107,6 +108,7 @@ class JudgeCommand(ReportCommand):
         graph_paths = existing_graph(self.graph_path.absolute())
         if len(self.judge_budget) != 3:
             raise ConfigError("--judge_budget takes calls, tokens and seconds, as 500,1M,1800")
+        self._check_models()
         names: tuple[str, ...] = (self.judge,)
         if self.benchmark and self.judge == "learned":
             names = ("rule", "logistic", "transformer", *(["openai"] if self.base_url else []))
@@ -129,6 +131,13 @@ class JudgeCommand(ReportCommand):
             if self.json and reports:
                 sys.stdout.write(json.dumps(records.to_json(reports), indent=2) + "\n")
         return 0
+
+    def _check_models(self) -> None:
+        if self.models != _MODELS and self.judge != "ensemble":
+            raise ConfigError("--models are the members of --judge ensemble; leave them out")
+        for name in self.models:
+            if self.models.count(name) > 1:
+                raise ConfigError(f"--models has {name} twice; name each member once")
 
     def work(self) -> int:
         """Play a skill's plan in this process, and write the recording to the standard output."""

@@ -58,9 +58,10 @@ def confined_run(
     ended = subprocess.run(words, env=env, check=False, start_new_session=True, capture_output=True)
     logged = ended.stderr.decode(errors="replace")
     before, mark, reason = f"\n{logged}".rpartition(f"\n{console.ERROR_PREFIX}")
-    sys.stderr.write((before if mark else logged).lstrip("\n"))
+    reason, _, after = reason.partition("\n")
+    sys.stderr.write((f"{before}\n{after}" if mark else logged).lstrip("\n"))
     if ended.returncode:
-        raise ConfinedError(reason.rstrip() if mark else "", ended.returncode)
+        raise ConfinedError(reason if mark else "", ended.returncode)
     return ended.stdout
 
 

@@ -13,6 +13,7 @@ another version of flowrl wrote is reported and left as it is.
 from __future__ import annotations
 
 import logging
+import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -25,7 +26,13 @@ from typing import Literal
 from flowrl import config as configs
 from flowrl import notices
 from flowrl.config import BottomUpConfig, PPOConfig, ScheduleConfig
-from flowrl.errors import ConfigError, FileRefusedError, FlowrlError, FormatVersionError
+from flowrl.errors import (
+    ConfigError,
+    FileRefusedError,
+    FlowrlError,
+    FormatVersionError,
+    without_remedy,
+)
 from flowrl.experts import manifest as manifests
 from flowrl.experts.manifest import Manifest
 from flowrl.experts.repair import (
@@ -59,8 +66,8 @@ from flowrl.skills.graph import SkillGraph
 from flowrl.storage import records
 
 logger = logging.getLogger(__name__)
+_THAT_VERSION = "use the version of flowrl that wrote it"
 _NUMBERED = re.compile(r"(?:skill_)?(0|[1-9][0-9]*)_([A-Za-z0-9_]+)(?:\.attempt[0-9.]+)?")
-_REPAIR = "stop the scheduler and run flowrl fsck --repair"
 
 
 def known_skills(
@@ -114,7 +121,7 @@ def _refuse_lost_experts(
     for entry in state.entries.values():
         if entry.expert not in manifest.experts and isinstance(entry.status, Completed):
             raise FileRefusedError(
-                f"no expert of {entry.skill} counts any more; run flowrl recover {graph_paths.root}"
+                f"no expert of {entry.skill} counts any more; run {graph_paths.command('recover')}"
             )
 
 
@@ -186,7 +193,7 @@ def state_fault(graph_paths: GraphPaths) -> str:
     except FormatVersionError:
         raise
     except FileRefusedError as error:
-        return str(error)
+        return without_remedy(error)
     if state is None:
         return "the scheduler's state is lost" if manifest.experts else ""
     return "; ".join(_disagreements(state, manifest))
@@ -204,7 +211,7 @@ def recover_state(graph_paths: GraphPaths) -> str:
     fault = state_fault(graph_paths)
     if not fault:
         return ""
-    skills = known_skills(graph_paths, _recorded_graph(graph_paths), SchedulerState())
+    skills = found_skills(graph_paths)
     added, now = [SkillsAdded(skills)], datetime.now(UTC)
     state, _ = step(SchedulerState(), added, now, ScheduleConfig(), launching=False)
     number = max([state.next_expert - 1, *_expert_numbers(graph_paths).values()]) + 1
@@ -253,17 +260,22 @@ def _is_of_another_run(
     return place.get(owner.lineage[-1].run_id, -1) < after
 
 
-def _recorded_graph(graph_paths: GraphPaths) -> SkillGraph:
-    """The skills that this graph trains, from the recorded configuration and skill_files/."""
+def found_skills(graph_paths: GraphPaths) -> tuple[NewSkill, ...]:
+    """Return the skills of a state that is made anew; raises as `recover_state`, changes nothing.
+
+    The skills that the graph trains are those of config.json and skill_files/.
+    """
     try:
         config = recorded_config(graph_paths)
     except (FileRefusedError, ConfigError) as error:
+        repair = graph_paths.command("fsck", "--repair")
         raise FileRefusedError(
-            f"{error}. Run flowrl fsck {graph_paths.root} --repair, which goes on with graph.json; "
-            f"without that, move {graph_paths.scheduler_state} away and start the scheduler with "
-            "the flags it began with, which makes all of them anew"
+            f"{without_remedy(error)}; run {repair}, which goes on with graph.json, or move "
+            f"{graph_paths.scheduler_state} away and start the scheduler with the flags it began "
+            "with, which makes all of them anew"
         ) from error
-    return open_graph(Library.of(config), SkillSources(graph_paths))
+    graph = open_graph(Library.of(config), SkillSources(graph_paths))
+    return known_skills(graph_paths, graph, SchedulerState())
 
 
 def recorded_config(graph_paths: GraphPaths) -> BottomUpConfig:
@@ -288,12 +300,15 @@ def recorded_config(graph_paths: GraphPaths) -> BottomUpConfig:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A fault and its repair; nothing depends on the subject of a *warning*."""
+    """A fault and its repair; nothing depends on the subject of a *warning*.
+
+    Without a remedy of its own, `flowrl fsck --repair` is one.
+    """
 
     severity: Literal["error", "warning"]
     thing: str
     place: Path
-    remedy: str = _REPAIR
+    remedy: str = ""
     fix: Callable[[], str] | None = None  # returns a sentence about what it did, "" for nothing
 
 
@@ -308,10 +323,12 @@ def inspect(graph_paths: GraphPaths) -> tuple[Finding, ...]:
     try:
         ExpertStore(graph_paths).manifest()
     except FileRefusedError as error:
-        return (Finding("error", str(error), graph_paths.manifest),)
+        return (Finding("error", without_remedy(error), graph_paths.manifest),)
     at_work = daemon_of(graph_paths.daemon_lock) is not None
     checks = (check for check in _CHECKS if not (at_work and check is _check_state))
-    return tuple(finding for check in checks for finding in check(graph_paths))
+    findings = [finding for check in checks for finding in check(graph_paths)]
+    named = {finding.place for finding in findings}
+    return (*findings, *(one for one in _check_links(graph_paths) if one.place not in named))
 
 
 def repair(graph_paths: GraphPaths) -> Iterator[str]:
@@ -346,9 +363,9 @@ def _check_records(graph_paths: GraphPaths) -> Iterator[Finding]:
     for path in sorted(graph_paths.skill_files.glob("*.json")):
         yield from _unreadable(graph_paths, path, partial(read_skill_file, path))
     graph, config = graph_paths.graph_json, graph_paths.config_json
-    if graph.exists():  # without it, the next start makes it of the runs' records
+    if os.path.lexists(graph):  # without it, the next start makes it of the runs' records
         yield from _unreadable(graph_paths, graph, partial(records.read, graph, GraphRecord))
-    if config.exists():  # the next run that is made writes it again
+    if os.path.lexists(config):  # the next run that is made writes it again
         read = partial(recorded_config, graph_paths)
         yield from _unreadable(graph_paths, config, read, severity="warning")
 
@@ -391,7 +408,7 @@ def _check_archives(graph_paths: GraphPaths) -> Iterator[Finding]:
     for index, version in ExpertStore(graph_paths).manifest().experts.items():
         run_paths = graph_paths.archive(index, version.skill)
         for path, read in _readers(run_paths) if index not in live else ():
-            if path.exists():
+            if os.path.lexists(path):
                 yield from _unreadable(graph_paths, path, read)
 
 
@@ -402,13 +419,23 @@ def _readers(run_paths: RunPaths) -> Iterator[tuple[Path, Callable[[], object]]]
         yield run_paths.module, partial(check_module, run_paths, read_run(run_paths))
 
 
+def _check_links(graph_paths: GraphPaths) -> Iterator[Finding]:
+    """The dangling links in the graph's own folders; those below, other programs may have made."""
+    for path in sorted(
+        path for depth in ("*", "*/*", "*/*/*") for path in graph_paths.root.glob(depth)
+    ):
+        if path.is_symlink() and not path.exists():
+            remedy = "remove it, or put back what it led to"
+            yield Finding("warning", f"{path} is a link that leads nowhere", path, remedy)
+
+
 def _check_state(graph_paths: GraphPaths) -> Iterator[Finding]:
-    place, remedy = graph_paths.scheduler_state, f"flowrl recover {graph_paths.root}"
+    place, remedy = graph_paths.scheduler_state, graph_paths.command("recover")
     try:
         if thing := state_fault(graph_paths):
             yield Finding("error", thing, place, remedy, partial(recover_state, graph_paths))
     except FormatVersionError as error:
-        yield Finding("error", str(error), place)
+        yield Finding("error", without_remedy(error), place, _THAT_VERSION)
 
 
 # In the order of repair: the state is made anew from all others.
@@ -433,10 +460,10 @@ def _unreadable(
     try:
         read()
     except FormatVersionError as error:
-        yield Finding(severity, str(error), path, "use that version")
+        yield Finding(severity, without_remedy(error), path, _THAT_VERSION)
     except (FileRefusedError, ConfigError) as error:
         fix = fix or partial(_set_aside, graph_paths, path, str(error))
-        yield Finding(severity, str(error), path, fix=fix)
+        yield Finding(severity, without_remedy(error), path, fix=fix)
 
 
 def _set_aside(graph_paths: GraphPaths, path: Path, why: str) -> str:

@@ -9,7 +9,6 @@ import dataclasses
 import hashlib
 import json
 import logging
-import shlex
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,7 +21,6 @@ from flowrl.config import BottomUpConfig, PPOConfig, flags, with_flags
 from flowrl.errors import (
     ConfigError,
     FileRefusedError,
-    FormatVersionError,
     KeptSkillError,
     SkillError,
     closest,
@@ -76,15 +74,10 @@ def check_graph_record(graph_paths: GraphPaths, config: PPOConfig) -> None:
 
 def read_graph_record(graph_paths: GraphPaths) -> GraphRecord:
     """Read graph.json; FileRefusedError says what to do if it is missing or damaged."""
-    try:
-        return records.read(graph_paths.graph_json, GraphRecord)
-    except FormatVersionError:
-        raise
-    except FileRefusedError as error:
-        raise FileRefusedError(
-            f"{error}; or run flowrl fsck {graph_paths.root} --repair, which sets it aside: the "
-            "next start makes it anew of the runs' records"
-        ) from error
+    repair = graph_paths.command("fsck", "--repair")
+    remedy = f"restore it from a copy, or run {repair}, which sets it aside: the next start makes "
+    remedy += "it anew of the runs' records"
+    return records.read(graph_paths.graph_json, GraphRecord, remedy=remedy)
 
 
 def _of_runs(graph_paths: GraphPaths) -> GraphRecord | None:
@@ -247,11 +240,10 @@ class SkillSources:
             if name in library and library[name] != skill:
                 logger.warning(
                     "%s has changed since this graph began to train it: the graph keeps %s; "
-                    "flowrl retrain %s %s trains it anew under the new text, another --graph_path "
-                    "all skills",
+                    "%s trains it anew under the new text, another --graph_path all skills",
                     name,
                     self._graph_paths.skill_file(name),
-                    *map(shlex.quote, (str(self._graph_paths.root), name)),
+                    self._graph_paths.command("retrain", name),
                 )
         return {**library, **kept}
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -309,7 +310,8 @@ class StateFile:
         """
         if not self.path.exists() and not self.path.is_symlink():
             return None
-        return decode(storage.read_bytes(self.path), str(self.path))
+        remedy = f"restore it from a copy, or run {_recovery(str(self.path))}"
+        return decode(storage.read_bytes(self.path, remedy=remedy), str(self.path))
 
     def save(self, state: SchedulerState) -> None:
         """Replace the file atomically."""
@@ -382,7 +384,7 @@ def _damaged(path: str, why: str) -> FileRefusedError:
 
 
 def _recovery(path: str) -> str:
-    return f"`flowrl recover {Path(path).parent}`"
+    return f"`flowrl recover {shlex.quote(str(Path(path).parent))}`"
 
 
 def _line_of(entry: Entry, waits_for: tuple[str, ...]) -> dict[str, Any]:

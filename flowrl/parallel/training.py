@@ -37,9 +37,11 @@ from flowrl.parallel.start import (
     check_coverage,
     check_machine,
     device_slots,
+    open_launcher,
     open_scheduler,
     refuse_shared_folder,
 )
+from flowrl.parallel.state import StateFile
 from flowrl.parallel.status import CANCELLED, Failed, percent
 from flowrl.parallel.training_backend import TrainingBackend, merge_rule
 from flowrl.parallel.training_processor import recover_graph
@@ -133,6 +135,7 @@ def train_graph(config: BottomUpConfig, *, screen: Screen) -> int:
 def _open(graph_paths: GraphPaths, config: BottomUpConfig) -> OpenedGraph:
     """Read and check all that a start needs; nothing in the folder changes."""
     check_graph_record(graph_paths, config.ppo)
+    StateFile(graph_paths.scheduler_state).load()  # refused now, or never
     check_coverage(config)
     merge_rule(config.graph)  # refused now, or never
     sandbox.child_env(("0",), passed=config.launch.pass_env)
@@ -156,6 +159,7 @@ def _open(graph_paths: GraphPaths, config: BottomUpConfig) -> OpenedGraph:
         trust=config.graph.trust_skills,
         confine=confinement.in_folder,
     )
+    open_launcher(config.launch)  # refused before the folder is made
     check_machine(graph_paths.root, config.ppo)
     refuse_shared_folder(graph_paths.root, trust=config.graph.trust_folder)
     return OpenedGraph(

@@ -33,7 +33,7 @@ from flowrl.errors import (
     closest,
 )
 from flowrl.experts import repair
-from flowrl.experts.store import ExpertStore, check_digest, refuse_misplaced
+from flowrl.experts.store import ExpertStore, refuse_misplaced
 from flowrl.games.base import COUNT, env_sizes, find_game
 from flowrl.launchers.run_status import becomes_free, lock_held
 from flowrl.paths import GraphPaths, RunPaths, printable
@@ -310,12 +310,10 @@ def _copy_seeds(
     local = Remapping(run.experts).global_to_local
     seeds = [(version.index, version) for version in run.ancestors]
     for expert, version in [*seeds, *([(run.expert, copied)] if copied else [])]:
-        seed = run_paths.seed(local[expert])
         try:
-            digest = storage.copy_tree(store.path_of(version), seed)
+            store.copy(version, run_paths.seed(local[expert]))
         except FileRefusedError as error:
             raise ExpertCorruptError(f"an expert cannot be copied: {error}") from error
-        check_digest(digest, seed, version)
 
 
 # The generated module: people read it, flowrl never imports it. Skill functions are inserted as

@@ -38,6 +38,7 @@ from flowrl.skills.skill import Skill, Step
 
 CAPACITY = 9  # of each item, unless the game says another
 _STEP_LIMIT = 1_000
+_ADD = "add a skill that gains it, or correct the name"
 _DRAWN = 4  # skills of a long circle that are named, at either end
 
 
@@ -292,15 +293,16 @@ def _yields(skill: Skill) -> list[str]:
 def _missing(skill: Skill, item: str, need: int, learned: Learnable) -> str:
     named = skill.provided_by.get(item)
     if named is not None:
-        offers = ", ".join(learned.gainers.get(item, ())) or "none"
+        offers = ", ".join(learned.gainers.get(item, ()))
         return (
             f"{skill.name!r} says that {need} {item} is provided by {named!r}, which is no such "
-            f"skill here; skills that gain {item}: {offers}"
+            f"skill here; {f'skills that gain {item}: {offers}' if offers else _ADD}"
         )
     close = difflib.get_close_matches(item, learned.gainers, n=3, cutoff=0.5)
-    offers = ", ".join(f"{gain} ({learned.gainers[gain][0]})" for gain in close) or "none"
+    offers = ", ".join(f"{gain} ({learned.gainers[gain][0]})" for gain in close)
     amount = f"{need} {item}" if item in learned.gainers else repr(item)
-    return f"{skill.name!r} requires {amount}, which no skill gains; closest are {offers}"
+    remedy = f"closest are {offers}" if offers else _ADD
+    return f"{skill.name!r} requires {amount}, which no skill gains; {remedy}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -238,14 +238,12 @@ def load_skill(path: Path, *, env_name: str | None = None, trust: bool = False) 
 
     With `trust`, functions whose syntax is refused make a trusted skill.
     """
-    place = printable(str(path))
+    place, most = printable(str(path)), SOURCE_LIMIT_BYTES
+    remedy = f"name a plain file of at most {most:,} bytes{closest_file(path)}"
     try:
-        text = storage.read_bytes(Path(path), limit_bytes=SOURCE_LIMIT_BYTES).decode("utf-8-sig")
+        text = storage.read_bytes(path, limit_bytes=most, remedy=remedy).decode("utf-8-sig")
     except FileRefusedError as error:
-        missing = isinstance(error.__cause__, FileNotFoundError)
-        near = closest_file(Path(path)) if missing else ""
-        remedy = f"name a plain file of at most {SOURCE_LIMIT_BYTES:,} bytes{near}"
-        raise SkillError(printable(f"{place}:1: {error}; {remedy}")) from error
+        raise SkillError(printable(f"{place}:1: {error}")) from error
     except UnicodeDecodeError as error:
         raise SkillError(f"{place}:1: not UTF-8; save the file as UTF-8") from error
     try:
@@ -260,12 +258,12 @@ def skill_files(paths: Sequence[Path]) -> list[Path]:
     """The files that are named, and those in folders; raises ConfigError where there are none."""
     files = []
     for path in paths:
-        if path.suffix != ".py" and not path.exists():
+        if path.suffix != ".py" and not path.is_dir():
             raise ConfigError(
                 f"{printable(str(path))} is no folder and no file *.py{closest_file(path)}; "
                 "name skill files, or folders that exist"
             )
-        inside = sorted(path.glob("*.py")) if path.is_dir() else [path]
+        inside = _files_of(path) if path.is_dir() else [path]
         if not inside:
             raise ConfigError(f"{printable(str(path))} has no file *.py; name skill files")
         files += inside
@@ -293,10 +291,14 @@ def load_library(
     return skills
 
 
+def _files_of(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("*.py") if not path.is_dir())
+
+
 def _load_folder(folder: Path, env_name: str, *, trust: bool = False) -> dict[str, Skill]:
     places: dict[str, Path] = {}
     skills: dict[str, Skill] = {}
-    for path in sorted(folder.glob("*.py")):
+    for path in _files_of(folder):
         skill = load_skill(path, env_name=env_name, trust=trust)
         if skill.name in skills:
             raise SkillError(f"{places[skill.name]} and {path} are both {skill.name!r}; rename one")

@@ -40,6 +40,7 @@ _BEING_REMOVED = (
     ".being_removed"  # a link in a folder that is removed in its place; no copy holds links
 )
 _CHUNK_BYTES = 2**20
+_REMEDY = "restore it from a copy, or name another"
 _PLAIN_NEW = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 # These mean that the file itself is wrong. Others, such as a lack of descriptors, may pass.
 _REFUSED = frozenset(
@@ -66,43 +67,46 @@ def fault_point(name: str) -> None:
         raise OSError(number, words, name)
 
 
-def open_plain(path: Path) -> BufferedReader:
+def open_plain(path: Path, *, remedy: str = _REMEDY) -> BufferedReader:
     """Open a plain file for reading; never waits for the writer of a pipe.
 
-    FileRefusedError: it is missing or not plain. OSError: it cannot be opened now.
+    FileRefusedError: it is missing or not plain; says the `remedy`. OSError: it cannot be opened
+    now.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         if error.errno not in _REFUSED:
             raise
-        raise FileRefusedError(f"{path} cannot be read: {error.strerror}") from error
+        link = "it is a link, and flowrl follows none" if path.is_symlink() else error.strerror
+        raise FileRefusedError(f"{path} cannot be read: {link}; {remedy}") from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise FileRefusedError(f"{path} is no plain file; name one, or move it away")
+        raise FileRefusedError(f"{path} is no plain file; {remedy}")
     return os.fdopen(descriptor, "rb")
 
 
-def read_bytes(path: Path, *, limit_bytes: int = READ_LIMIT_BYTES) -> bytes:
+def read_bytes(path: Path, *, limit_bytes: int = READ_LIMIT_BYTES, remedy: str = _REMEDY) -> bytes:
     """Read a plain file of at most `limit_bytes`; raises as `open_plain` does."""
-    with open_plain(path) as file:
+    with open_plain(path, remedy=remedy) as file:
         content = file.read(limit_bytes + 1)
     if len(content) > limit_bytes:
-        raise FileRefusedError(
-            f"{path} has over {limit_bytes:,} bytes; name another, or move it away"
-        )
+        raise FileRefusedError(f"{path} has over {limit_bytes:,} bytes; {remedy}")
     return content
 
 
-def read_json(path: Path, *, limit_bytes: int = READ_LIMIT_BYTES) -> dict[str, Any]:
+def read_json(
+    path: Path, *, limit_bytes: int = READ_LIMIT_BYTES, remedy: str = _REMEDY
+) -> dict[str, Any]:
     """Read one JSON object without NaN; raises FileRefusedError, or as `read_bytes` does."""
-    content = read_bytes(path, limit_bytes=limit_bytes)
+    content = read_bytes(path, limit_bytes=limit_bytes, remedy=remedy)
     try:
         document = json.loads(content, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
-        raise FileRefusedError(f"{path} is not valid JSON: {error}") from error
+        raise FileRefusedError(f"{path} is not valid JSON: {error}; {remedy}") from error
     if not isinstance(document, dict):
-        raise FileRefusedError(f"{path} holds {type(document).__name__}, not a JSON object")
+        what = type(document).__name__
+        raise FileRefusedError(f"{path} holds {what}, not a JSON object; {remedy}")
     return document
 
 

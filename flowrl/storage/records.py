@@ -81,12 +81,13 @@ def read_document(
     path: Path, *, sealed: bool = True, limit_bytes: int = READ_LIMIT_BYTES, remedy: str = RESTORE
 ) -> dict[str, Any]:
     """Read a record as plain JSON values, without `format` and seal; raises as `read` does."""
-    document = read_json(path, limit_bytes=limit_bytes)
+    document = read_json(path, limit_bytes=limit_bytes, remedy=remedy)
     version = document.pop("format", None)
     if type(version) is not int or version != 1:
+        other = "" if remedy == RESTORE else f", or {remedy}"
         raise FormatVersionError(
             f"{path} has format {version!r}, this flowrl reads 1; "
-            "use the version of flowrl that wrote it"
+            f"use the version of flowrl that wrote it{other}"
         )
     seal = document.pop(SEAL, None)
     if seal is None and not sealed:

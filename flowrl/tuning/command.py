@@ -31,7 +31,13 @@ from flowrl.tuning.outcome import (
     success_in_fresh_worlds,
 )
 from flowrl.tuning.report import progress_line, publish, show
-from flowrl.tuning.start import SweepConfig, new_record, refuse_other_flags, training_config
+from flowrl.tuning.start import (
+    SweepConfig,
+    begun,
+    new_record,
+    refuse_other_flags,
+    training_config,
+)
 from flowrl.tuning.sweep import Sweeper, TrialBackend, create_sweep
 from flowrl.tuning.trials import Sweep, next_trial, open_sweep, prolong, read_trials
 
@@ -159,9 +165,13 @@ class OneSweepCommand(GraphCommand):
     """Name of the sweep, below sweeps/ in the graph's folder."""
 
     def _open(self) -> Sweep:
-        sweep_paths = _paths(GraphPaths(self.graph_path), self.name, self.skill)
+        graph_paths = GraphPaths(self.graph_path)
+        if self.name is None and self.skill is None:
+            raise ConfigError(f"name the sweep by --name or its --skill{begun(graph_paths)}")
+        sweep_paths = _paths(graph_paths, self.name, self.skill)
         if not sweep_paths.sweep_json.exists():
-            raise ConfigError(f"{sweep_paths.root} is no sweep")
+            near = begun(graph_paths, sweep_paths.root.name)
+            raise ConfigError(f"{sweep_paths.root} is no sweep{near}")
         return open_sweep(sweep_paths)
 
 
@@ -218,8 +228,4 @@ class SweepForgetCommand(OneSweepCommand):
 
 def _paths(graph_paths: GraphPaths, name: str | None, skill: str | None) -> SweepPaths:
     """The folder of a sweep by its name, or by that of its skill."""
-    if name is None and skill is None:
-        there = sorted(path.name for path in graph_paths.sweeps.glob("*") if path.is_dir())
-        more = f"; there are {', '.join(there)}" if there else ""
-        raise ConfigError(f"name the --skill that is tuned, or the sweep by --name{more}")
     return SweepPaths(graph_paths.sweeps / (name or slug(skill or "")))

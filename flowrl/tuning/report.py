@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 
 from flowrl import notices
 from flowrl.parallel.health import daemon_of
+from flowrl.paths import GraphPaths
 from flowrl.tuning.outcome import read_outcome
 from flowrl.tuning.trials import (
     BegunTrial,
@@ -25,7 +25,7 @@ def show(sweep: Sweep) -> str:
     lines = [progress_line(sweep, tried)]
     if not has_ended(sweep, tried) and daemon_of(sweep.sweep_paths.daemon_lock) is None:
         root = sweep.sweep_paths.root
-        again = shlex.join(["flowrl", "sweep", str(root.parents[1]), "--name", root.name])
+        again = GraphPaths(root.parents[1]).command("sweep", "--name", root.name)
         lines.append(f"  no sweeper lives; {again} goes on")
     scored = sorted((each for each in tried if each.score is not None), key=rank)
     others = [each for each in tried if each.score is None]

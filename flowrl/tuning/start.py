@@ -82,13 +82,23 @@ class SweepConfig(StartConfig):
         return {name: written[name] for name in self.origins}
 
     def problems(self) -> Iterator[str]:
-        """Check whether the space is said twice, or a flag is nothing to the engine."""
+        """Check whether a sweep and its space are named, and whether the engine knows all flags."""
         if self.vary and self.space:
             yield "--vary and --space both say what is varied; leave one of them out"
+        if self.name is None and self.skill is None:
+            graph_paths = GraphPaths(self.graph.graph_path)
+            yield f"name the --skill that is tuned, or the sweep by --name{begun(graph_paths)}"
         for name, origin in sorted(self.origins.items()):
             if name in _OF_FLOWRL and self.engine == "ray":
                 flag = f"--{name}" if origin == "command line" else f"--{name} ({origin})"
                 yield f"{flag} does nothing with --engine ray; leave it out"
+
+
+def begun(graph_paths: GraphPaths, name: str = "") -> str:
+    """Return the end of a message about a sweep: the closest one, or all that the graph has."""
+    there = sorted(path.name for path in graph_paths.sweeps.glob("*") if path.is_dir())
+    all_of_them = f"there are {', '.join(there)}" if there else "flowrl sweep begins one"
+    return closest(name, there) or f"; {all_of_them}"
 
 
 def training_config(
@@ -134,7 +144,8 @@ def new_record(
     """Return what a new sweep is; raises ConfigError for a flag that cannot be used."""
     skill, search, space = config.skill or "", config.search, config.varied
     if skill not in graph.skills:
-        raise ConfigError(f"there is no skill {skill!r}{closest(skill, graph.skills)}")
+        near = closest(skill, graph.skills) or f"; there are {', '.join(graph.skills)}"
+        raise ConfigError(f"there is no skill {skill!r}{near}")
     merge_rule(training.graph)  # refused now, or never
     trained = skill_configs(training, graph.skills)[skill]
     if trained.ppo.replicas > 1 and search.pruner != "none":
@@ -142,7 +153,7 @@ def new_record(
     merged = {version.skill for version in ExpertStore(graph_paths).manifest().experts.values()}
     needs = graph.all_needs(skill)
     if missing := [need for need in needs if need not in merged]:
-        train = f"flowrl train {graph_paths.root} --target_skill {missing[-1]!r}"
+        train = graph_paths.command("train", "--target_skill", missing[-1])
         raise ConfigError(f"{skill} needs {missing[-1]}, which has no expert yet; {train}")
     if space is None:
         raise ConfigError("say what is varied, by --vary lr=log:1e-4:1e-2 or by --space FILE")

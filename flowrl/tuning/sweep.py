@@ -19,7 +19,7 @@ from flowrl.config import BottomUpConfig
 from flowrl.errors import BusyError, FileRefusedError, FlowrlError, format_error, is_transient
 from flowrl.experts import manifest as manifests
 from flowrl.experts.manifest import Manifest
-from flowrl.experts.store import ExpertStore, check_digest
+from flowrl.experts.store import ExpertStore
 from flowrl.launchers.base import Job
 from flowrl.measures.objectives import read_curve
 from flowrl.parallel.events import NewSkill, RunRequest
@@ -76,7 +76,7 @@ def create_sweep(sweep: Sweep, graph_paths: GraphPaths, plan: SkillGraph) -> Non
     for version in experts.values():
         copy = pinned.path_of(version)
         storage.remove_tree(copy)
-        check_digest(storage.copy_tree(store.path_of(version), copy), copy, version)
+        store.copy(version, copy)
     if experts:
         manifests.swap(sweep_paths, Manifest(generation=present.generation, experts=experts))
     records.write(sweep_paths.sweep_json, sweep.record)

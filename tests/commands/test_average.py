@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from flowrl import cli
+from flowrl import cli, storage
 from flowrl.experts import checkpoint
 from flowrl.experts.merge import frame_count
 from flowrl.experts.store import ExpertStore
@@ -134,8 +134,13 @@ def test_what_cannot_be_averaged_is_refused_in_one_line(tmp_path, capsys):
     assert f"{narrow} is not of the form of {good}" in refused(capsys, *common, good, narrow)
     lost = tmp_path / "lost"
     assert f"{lost} does not exist" in refused(capsys, "-o", tmp_path / "out", good, lost)
-    assert "two experts or more" in refused(capsys, *common, good)
-    assert "two experts or more, each once" in refused(capsys, *common, good, good)
+    assert "name two or more" in refused(capsys, *common, good)
+    (tmp_path / "link").symlink_to(good)
+    assert f"{tmp_path}/link is named twice" in refused(capsys, *common, good, tmp_path / "link")
+    inside = tmp_path / "graph" / "skills" / "out"
+    storage.write_atomic(storage.make_dir(tmp_path / "graph") / "scheduler_state.json", "")
+    said = refused(capsys, "--unrelated", "-o", inside, good, other)
+    assert f"is inside the graph {tmp_path / 'graph'}, " in said
     assert "not 2 numbers" in refused(capsys, *common, "--weights", "1,2,3", good, other)
     assert "not 2 numbers" in refused(capsys, *common, "--weights", "1,heavy", good, other)
     assert "must not be below 0" in refused(capsys, *common, "--weights", "1,-1", good, other)

@@ -6,6 +6,7 @@ import dataclasses
 import fcntl
 import json
 import os
+import re
 from collections.abc import Callable
 
 import pytest
@@ -104,6 +105,8 @@ def test_damage_is_named_then_repaired_once_and_for_all(graph_paths, capsys, dam
     assert code == 1, said
     assert any(words in line for line in said.splitlines()), said
     assert all(line.count("[") for line in said.splitlines()[:-1]), said
+    remedy = rf"run flowrl fsck {graph_paths.root} --repair|flowrl recover {graph_paths.root}"
+    assert all(len(re.findall(remedy, line)) == 1 for line in said.splitlines()[:-1]), said
     code, said = fsck(capsys, graph_paths, "--repair")
     assert code == 0, said
     assert "repair: " in said
@@ -193,6 +196,30 @@ def test_a_live_run_s_damaged_record_pins_all_until_its_folder_is_set_aside(grap
     assert fsck(capsys, graph_paths, "--repair")[0] == 0
     assert not stale.exists()
     assert graph_paths.failed_run(2, PICKAXE, 0).is_dir()
+
+
+@pytest.mark.parametrize(
+    "place", ["requests", "approvals", "config.json", "training_runs/skill_2_X", "skills/0_Gone"]
+)
+@pytest.mark.parametrize("target", ["/nowhere", "itself"])
+def test_a_link_that_leads_nowhere_is_named(graph_paths, capsys, place, target):
+    link = graph_paths.root / place
+    link.unlink(missing_ok=True)
+    link.symlink_to(link if target == "itself" else target)
+    code, said = fsck(capsys, graph_paths)
+    assert (code, said.count(f"{link}]: ")) == (1, 1), said
+
+
+def test_a_refused_repair_changes_nothing(graph_paths, capsys):
+    """Not even who held the folder last; the lock is not made either."""
+    (graph_paths.root / "daemon.lock").unlink(missing_ok=True)
+    graph_paths.config_json.write_text("{")
+    for words in (("rollback", 99), ("rollback", 3), ("rollback", 1), ("recover",)):
+        if words == ("recover",):
+            graph_paths.scheduler_state.unlink()
+        before = all_files(graph_paths.root)
+        assert flowrl(capsys, words[0], graph_paths.root, *words[1:])[0] in (1, 2)
+        assert all_files(graph_paths.root) == before
 
 
 STRANGE = {

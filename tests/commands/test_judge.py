@@ -367,7 +367,7 @@ class Fail:
 @pytest.mark.parametrize(
     ("how", "why", "code", "before"),
     [
-        ("refused", "no such thing;\nname another", 2, "first"),
+        ("refused", "no such thing; name another", 2, "first"),
         (
             "bug",
             "the process that plays the episodes ended with exit code 1",

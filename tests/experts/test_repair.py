@@ -70,7 +70,7 @@ def test_an_expert_without_a_whole_version_is_refused_with_the_remedy(store):
     truncate(store, 1)
     broken = store.manifest().experts[1]
     for _ in range(2):
-        with pytest.raises(ExpertCorruptError, match=r"No earlier version is whole: .*--repair"):
+        with pytest.raises(ExpertCorruptError, match=r"no earlier version is whole: .*--repair"):
             usable(store, broken)
     assert store.manifest().generation == 4
     assert "--repair" in notices.read(store.graph_paths)["damage_expert_1"]

@@ -28,6 +28,7 @@ KNOWN = "return {name: known[name] for name in names}"
 OVER = "return jnp.zeros_like(world.cell, bool)"
 HEAD = """import itertools
 NUMBERS = itertools.count()
+LEAKED = []
 import jax.custom_batching
 @jax.custom_batching.custom_vmap
 def batched(x):
@@ -72,6 +73,10 @@ BREAKS = {
         "bakes.astype(jnp.float32)",
         "bakes * jnp.ones(2)",
         "step: the reward is no number",
+    ),
+    "leak": (
+        *(ENGINE, STEP, "        LEAKED.append(action)\n        action += LEAKED[0]\n"),
+        "step: keeps a traced array from one call to the next (UnexpectedTracerError); ",
     ),
     "counter": (ENGINE, STEP, "        action += next(NUMBERS)\n", "step: is another computation"),
     "features": (ENGINE, KNOWN, "return known", "features: inventory: is not returned alone"),

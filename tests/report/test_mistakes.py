@@ -89,6 +89,14 @@ def without_programs(monkeypatch):
     monkeypatch.setenv("PATH", "")
 
 
+def everything() -> dict[Path, object]:
+    """All that is here, by path: what is refused changes nothing."""
+    return {
+        path: path.read_bytes() if path.is_file() else path.lstat().st_mode
+        for path in Path().rglob("*")
+    }
+
+
 @dataclasses.dataclass
 class Answer:
     code: int
@@ -120,7 +128,9 @@ def test_a_mistake_is_answered_in_one_line(folders, tmp_path, monkeypatch, capfd
     monkeypatch.setattr(SkillScheduler, "run", lambda _: pytest.fail("it begins to train"))
     if "world" in mistake:
         globals()[mistake["world"]](monkeypatch)
+    before = everything()
     got = answer(capfd, mistake["command"])
+    assert everything() == before
     assert len(got.lines) == 1, got
     assert [words for words in mistake["says"] if words not in got.lines[0]] == [], got
     assert got.code == mistake["code"], got

@@ -79,7 +79,7 @@ _REMEDIES = (
     ("SetComp DictComp", "write a list, or a for loop"),
     ("Lambda FunctionDef ClassDef", "write a helper function at the top of the file"),
     ("While Break Continue", f"write for i in range(k), k up to {_RANGE_LIMIT}"),
-    ("Import ImportFrom", "remove it: jnp, jax and the enums of the game are there"),
+    ("Import ImportFrom __import__", "remove it: jnp, jax and the enums of the game are there"),
     ("Try Raise Assert Match", "choose with jnp.where"),
     ("NamedExpr AnnAssign Expr", "assign a value in a line of its own, or remove the line"),
     ("Starred", "write the values out"),
@@ -235,7 +235,7 @@ def _helper_problems(
     yield from _special_problem(helper)
     for name in (helper.name, *parameters(helper)):
         if not is_plain(name):
-            yield helper, f"the name {name!r}", "use plain names without __"
+            yield helper, f"the name {name!r} is not admitted", "use plain names without __"
         if name in _reserved(game) or (name == helper.name and name in taken):
             yield helper, f"{name} is given another meaning", "choose another name"
 
@@ -306,7 +306,8 @@ class _Checks:
 
     def _name(self, node: ast.Name) -> tuple[str, str] | None:
         if not is_plain(node.id):
-            return f"the name {node.id!r}", "use plain names without __"
+            remedy = INSTEAD.get(node.id, "use plain names without __")
+            return f"the name {node.id!r} is not admitted", remedy
         if isinstance(node.ctx, ast.Store):
             reserved = _reserved(self.game) - _LOCAL
             taken = node.id in self.helpers or node.id in reserved
@@ -340,7 +341,15 @@ class _Checks:
                 return f"{path} is not an enum's number", f"write {root}.NAME.value"
             return self._missing(members[0], f"{root}.{members[0]}", self.game.enums[root])
         known = METHODS if called else _ATTRIBUTES | self.game.items
-        return self._missing(node.attr, f"{ast.unparse(node.value)[:40]}.{node.attr}", known)
+        name = f"{ast.unparse(node.value)[:40]}.{node.attr}"
+        return self._stranger(node) or self._missing(node.attr, name, known)
+
+    def _stranger(self, node: ast.AST) -> tuple[str, str] | None:
+        """The problem of the name that a chain of attributes and calls begins with, if any."""
+        while isinstance(node, ast.Attribute | ast.Subscript | ast.Call):
+            node = node.func if isinstance(node, ast.Call) else node.value
+        known = MODULES | self.game.enums.keys()
+        return self._name(node) if isinstance(node, ast.Name) and node.id not in known else None
 
     def _missing(self, word: str, name: str, known: Collection[str]) -> tuple[str, str] | None:
         """A word that the game does not have; the remedy is those that come closest to it."""

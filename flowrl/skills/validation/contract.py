@@ -22,6 +22,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from flowrl.errors import RAISED, FlowrlError, format_raised
 from flowrl.games.base import INVENTORIES, Engine, Game, WorldStep, find_game
@@ -186,6 +187,11 @@ def _traced(function: Callable[..., Any], *given: Any) -> Any:
     # JAX would remember the first trace of the same function; a partial is another one.
     first, shapes = jax.make_jaxpr(partial(call), return_shape=True)(*given)
     second = jax.make_jaxpr(partial(call))(*given)
+    if any(isinstance(const, Tracer) for const in (*first.consts, *second.consts)):
+        raise _BrokenError(
+            "keeps a traced array from one call to the next (UnexpectedTracerError); return it in "
+            "the world"
+        )
     for equation, _ in equations(first.jaxpr):
         if equation.effects or "callback" in equation.primitive.name:
             raise _BrokenError(f"uses {equation.primitive.name}; compute with jnp alone")

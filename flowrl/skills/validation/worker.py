@@ -50,6 +50,11 @@ _FORBIDDEN = (
     *("hessenberg", "tridiagonal", "fft", "conv_general"),  # `work` does not know what these cost
 )
 _OPEN_FILES = 256
+_NUMBERS = (bool, int, float, np.ndarray, np.generic, jax.Array)
+_RETURN = {
+    "task_is_done": "return one truth value, as in inventory.wood >= n or jnp.all(…)",
+    "task_reward": "return one number",
+}
 _PR_SET_PDEATHSIG = 1
 
 
@@ -179,7 +184,11 @@ def _moments(env_name: str) -> Mapping[str, Any]:
 def _traced(function: _Function, count: int, shapes: Mapping[str, Any]) -> core.ClosedJaxpr:
     def call(features: Mapping[str, Any]) -> jax.Array:
         given = {**features, **({COUNT: count} if COUNT in function.asks else {})}
-        return jnp.asarray(function.call(**given))
+        value = function.call(**given)
+        if not all(isinstance(part, _NUMBERS) for part in _parts(value)):
+            what = "None" if value is None else f"a value of type {type(value).__name__}"
+            raise _refused(function, f"returns {what}", _RETURN[function.name])
+        return jnp.asarray(value)
 
     try:
         traced = jax.make_jaxpr(call)(dict(shapes))
@@ -190,9 +199,16 @@ def _traced(function: _Function, count: int, shapes: Mapping[str, Any]) -> core.
     return traced
 
 
+def _parts(value: Any) -> list[Any]:
+    """The value, or the items of a plain list or tuple, however deep."""
+    if type(value) in (list, tuple):
+        return [part for item in value for part in _parts(item)]
+    return [value]
+
+
 def _check_kind(function: _Function, value: Any) -> None:
     if value.shape not in ((), *[(2,)] * (function.name == "task_reward")):
-        raise _refused(function, f"returns shape {value.shape}", "return one number")
+        raise _refused(function, f"returns shape {value.shape}", _RETURN[function.name])
     kind = np.dtype(value.dtype).kind
     if function.name == "task_is_done" and kind != "b":
         what = f"returns {value.dtype}, not a truth value"
