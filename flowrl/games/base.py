@@ -11,12 +11,13 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.util
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from flowrl.config import PPOConfig
 from flowrl.errors import RAISED, ConfigError, closest, format_raised
 from flowrl.paths import printable
 
@@ -184,6 +185,17 @@ def env_sizes(env_name: str, *, sight: bool) -> tuple[int, int]:
     """
     game = find_game(env_name)
     return game.observed(sight=sight), game.num_actions
+
+
+def check_coverage(ppo: PPOConfig, given: Collection[str]) -> None:
+    """Make sure that a bonus for coverage, if its flag is given, can be; raises ConfigError."""
+    if not ppo.coverage_bonus or "coverage_bonus" not in given:
+        return
+    asked = f"--coverage_bonus {ppo.coverage_bonus:g}"
+    if not ppo.sight:
+        raise ConfigError(f"{asked} needs experts that see where they have been; add --sight")
+    if find_game(ppo.env_name).cells is None:
+        raise ConfigError(f"{asked}: the game {ppo.env_name} has no cells to visit; leave it out")
 
 
 @functools.cache

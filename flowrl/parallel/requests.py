@@ -101,7 +101,7 @@ def log_responses(before: Collection[Response], after: Collection[Response]) -> 
     """Log the responses that are in `after` alone."""
     for response in after:
         if response not in before:
-            verb = "stop --now" if response.verb == Verb.STOP_NOW else response.verb or "malformed"
+            verb = Verb(response.verb).command if response.verb else "malformed"
             words = " ".join(filter(None, [verb, response.skill]))
             logger.info("request %s: %s", words, response.outcome)
 

@@ -28,7 +28,7 @@ from flowrl.errors import (
     closest,
 )
 from flowrl.experts.store import ExpertStore
-from flowrl.games.base import find_game
+from flowrl.games.base import check_coverage, find_game
 from flowrl.parallel.training_setup import live_runs, readable_runs
 from flowrl.paths import GraphPaths
 from flowrl.runs import read_run
@@ -163,6 +163,7 @@ def for_skill(
     if config.schedule.devices_per_run > 1:  # a run trains on all GPUs that it gets
         ppo = dataclasses.replace(ppo, num_devices=config.schedule.devices_per_run)
     ppo.check()
+    check_coverage(ppo, origins)
     return SkillConfig(ppo=ppo, origins=origins)
 
 

@@ -34,7 +34,6 @@ from flowrl.parallel.skill_sources import (
     skill_configs,
 )
 from flowrl.parallel.start import (
-    check_coverage,
     check_machine,
     device_slots,
     open_scheduler,
@@ -133,7 +132,6 @@ def train_graph(config: BottomUpConfig, *, screen: Screen) -> int:
 def _open(graph_paths: GraphPaths, config: BottomUpConfig) -> OpenedGraph:
     """Read and check all that a start needs; nothing in the folder changes."""
     check_graph_record(graph_paths, config.ppo)
-    check_coverage(config)
     merge_rule(config.graph)  # refused now, or never
     sandbox.child_env(("0",), passed=config.launch.pass_env)
     each, wanted = config.schedule.devices_per_run, config.ppo.num_devices
@@ -156,7 +154,7 @@ def _open(graph_paths: GraphPaths, config: BottomUpConfig) -> OpenedGraph:
         trust=config.graph.trust_skills,
         confine=confinement.in_folder,
     )
-    check_machine(graph_paths.root, config.ppo)
+    check_machine(graph_paths.root, config.ppo, config.launch)
     refuse_shared_folder(graph_paths.root, trust=config.graph.trust_folder)
     return OpenedGraph(
         graph=graph,

@@ -82,7 +82,9 @@ def read_document(
 ) -> dict[str, Any]:
     """Read a record as plain JSON values, without `format` and seal; raises as `read` does."""
     document = read_json(path, limit_bytes=limit_bytes)
-    version = document.pop("format", None)
+    if "format" not in document:
+        raise FileRefusedError(f"{path} is no record of flowrl: it has no format; {remedy}")
+    version = document.pop("format")
     if type(version) is not int or version != 1:
         raise FormatVersionError(
             f"{path} has format {version!r}, this flowrl reads 1; "
@@ -147,6 +149,11 @@ def at_least(low: float) -> Check:
     return _check(lambda value: value >= low, f"must be at least {low:g}")
 
 
+def at_most(high: float) -> Check:
+    """Return a check for the type of a field: a number up to `high`."""
+    return _check(lambda value: value <= high, f"must be at most {high:,}")
+
+
 def above(low: float) -> Check:
     """Return a check for the type of a field: a number above `low`."""
     return _check(lambda value: value > low, f"must be above {low:g}")
@@ -154,7 +161,7 @@ def above(low: float) -> Check:
 
 def within(low: float, high: float) -> Check:
     """Return a check for the type of a field: a number from `low` to `high`."""
-    return _check(lambda value: low <= value <= high, f"must lie in [{low:g}, {high:g}]")
+    return _check(lambda value: low <= value <= high, f"must lie in [{low:.9g}, {high:.9g}]")
 
 
 def _check(holds: Callable[[Any], Any], problem: str) -> Check:

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from flowrl import config as configs
+from flowrl.arguments import Count
 from flowrl.config import (
     AboveZero,
     AttemptConfig,
     BottomUpConfig,
-    Positive,
     PPOConfig,
     StartConfig,
 )
@@ -66,7 +66,7 @@ class SweepConfig(StartConfig):
     """What runs the trials: flowrl's scheduler, or Ray Tune on this machine."""
     timeout: AboveZero | None = None
     """Hours, from this start, after which no trial is begun."""
-    max_concurrent: Positive = 2
+    max_concurrent: Count = 2
     """Most trials side by side."""
     keep_winner: bool = False
     """Merge the best expert of a confirmed point into the graph."""
