@@ -325,7 +325,8 @@ def toml(path: Path, *, flag: str) -> dict[str, Any]:
     try:
         return tomllib.loads(storage.read_bytes(path, limit_bytes=_MOST_BYTES).decode())
     except FileRefusedError as error:
-        near = "" if path.exists() else closest_file(path, ".toml") or "; name a TOML file"
+        missing = isinstance(error.__cause__, FileNotFoundError)
+        near = (closest_file(path, ".toml") or "; name a TOML file") if missing else ""
         raise ConfigError(f"--{flag} {error}{near}") from error
     except RecursionError as error:
         raise ConfigError(f"--{flag} {path} cannot be read: its lists lie too deep") from error

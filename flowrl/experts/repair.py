@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from flowrl import notices, storage
-from flowrl.errors import ExpertError, FileRefusedError, FormatVersionError
+from flowrl.errors import ConfigError, ExpertError, FileRefusedError, FormatVersionError
 from flowrl.experts import manifest as manifests
 from flowrl.experts.manifest import Manifest
 from flowrl.experts.store import ExpertStore, refuse_links
@@ -63,13 +63,13 @@ def usable(store: ExpertStore, version: ExpertVersion) -> ExpertVersion:
 def rollback(store: ExpertStore, generation: int) -> Manifest:
     """Make the experts of an earlier generation count again, as a new generation.
 
-    FileRefusedError: there is no such generation. ExpertError: one of its versions is not whole.
+    ConfigError: there is no such generation. ExpertError: one of its versions is not whole.
     """
     history = {
         number: known for number, known in manifests.read_history(store.graph_paths) if known
     }
     if generation not in history:
-        raise FileRefusedError(
+        raise ConfigError(
             f"{store.graph_paths.history} holds no whole generation {generation}; choose among "
             f"{', '.join(map(str, history)) or 'none'}"
         )

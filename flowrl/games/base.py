@@ -118,6 +118,14 @@ class Game:
     renderer: Callable[[], Callable[[Any], Any]] | None = None
     """Makes a function from a world to its picture, uint8 `[H, W, 3]`."""
 
+    def __post_init__(self) -> None:
+        """Raise ConfigError for a size that is no number of cells, actions or items."""
+        sizes = {"observation_size": self.observation_size, "num_actions": self.num_actions}
+        sizes |= {"capacity": self.capacity}
+        for name, size in sizes.items():
+            if type(size) is not int or size < 1:
+                raise ConfigError(f"{name} is {size!r:.60}, not a whole number from 1; correct it")
+
     @property
     def largest_count(self) -> int:
         """The largest count of a plan's step: some gain grows with it by one at least."""
@@ -206,7 +214,11 @@ def _loaded(point: EntryPoint) -> Game:
         what = f"the game {point.name!r} ({point.value}) cannot be loaded: {format_raised(error)}"
         raise ConfigError(f"{what}; repair or uninstall its package") from error
     if not isinstance(game, Game) or game.name != point.name:
-        raise ConfigError(f"the entry point {point.value} is not a Game named {point.name!r}")
+        found = f"the game {game.name!r}" if isinstance(game, Game) else f"a {type(game).__name__}"
+        raise ConfigError(
+            f"the game {point.name!r} ({point.value}) is {found}, not a Game of this name; correct "
+            f"the entry point in the group {_GROUP} of its package"
+        )
     return game
 
 

@@ -14,6 +14,13 @@ from flowrl.config import AboveZero, Activation, Configuration
 from flowrl.errors import divisors_near
 from flowrl.storage.records import Share, within
 
+_OF = {  # flags that the other algorithm knows nothing of
+    "ppo": ("gae_lambda", "clip_eps", "ent_coef", "vf_coef"),
+    "dqn": (
+        *("capacity", "batch_size", "train_interval", "tau", "epsilon_decay_epochs"),
+        "final_epsilon",
+    ),
+}
 PER_AGENT = ("lr", "gamma", "clip_eps", "ent_coef")
 
 
@@ -70,7 +77,11 @@ class LearnerConfig(Configuration):
     """Epsilon from then on."""
 
     def problems(self) -> Iterator[str]:
-        """Check whether the rows divide into minibatches and the buffer holds one."""
+        """Check whether the algorithm uses the flags, and rows divide and fit into the buffer."""
+        other = "dqn" if self.algorithm == "ppo" else "ppo"
+        for name in _OF[other]:
+            if getattr(self, name) != getattr(LearnerConfig, name):
+                yield f"--{name} is for --algorithm {other}, not {self.algorithm}; leave it out"
         rows, wanted = self.num_envs * self.num_steps, self.num_minibatches
         if rows % wanted:
             near = ", ".join(map(str, divisors_near(rows, wanted)))
@@ -153,6 +164,8 @@ class IndependentConfig(Configuration):
     def problems(self) -> Iterator[str]:
         """Check whether every agent has its numbers, and the timeline a place."""
         yield from self.learner.problems_with(self.agents)
+        if self.run_folder.exists() and not self.run_folder.is_dir():
+            yield f"--run_folder {self.run_folder} is a file; name a folder"
         if self.timeline and not self.timeline.absolute().parent.is_dir():
             yield f"--timeline {self.timeline}: its folder does not exist; make it first"
         if self.timeline and self.timeline.is_dir():
