@@ -183,7 +183,8 @@ def skill_configs(config: BottomUpConfig, skills: Mapping[str, Skill]) -> Mappin
                 config, of_file=skill.training, of_toml=of_toml, of_sweep=tuned
             )
         except ConfigError as error:
-            raise ConfigError(f"the training of {name!r}: {error}") from error
+            place = f" ({path})" if name in tables else ""
+            raise ConfigError(f"the training of {name!r}{place}: {error}") from error
     return settings
 
 

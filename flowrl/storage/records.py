@@ -161,7 +161,7 @@ def above(low: float) -> Check:
 
 def within(low: float, high: float) -> Check:
     """Return a check for the type of a field: a number from `low` to `high`."""
-    return _check(lambda value: low <= value <= high, f"must lie in [{low:.9g}, {high:.9g}]")
+    return _check(lambda value: low <= value <= high, f"must lie in [{low:.12g}, {high:.12g}]")
 
 
 def _check(holds: Callable[[Any], Any], problem: str) -> Check:
