@@ -301,7 +301,8 @@ class TrainConfig(Configuration):
         given, recorded = arguments.split(cls, words, prog=prog), ()
         if "module_path" in given:
             recorded = to_argv(cls(module_path=Path(given["module_path"][0]))._recorded.ppo)
-        layers = {"config file": arguments.split(cls, recorded, prog=prog)}
+        recorded_words = arguments.split(cls, recorded, prog=prog)
+        layers: dict[arguments.Origin, arguments.Given] = {"config file": recorded_words}
         config = checked(arguments.read(cls, words, prog=prog, layers=layers)[0])
         check_coverage(config.ppo, given)
         return config
