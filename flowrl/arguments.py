@@ -28,26 +28,39 @@ import tyro
 
 from flowrl import storage
 from flowrl.errors import ConfigError, FileRefusedError, closest, closest_file, format_error
-from flowrl.paths import DEFAULT_GRAPH, plain
+from flowrl.paths import DEFAULT_GRAPH, is_graph, plain
 from flowrl.storage import records
 
 Origin = Literal["command line", "environment", "config file"]
 Given = dict[str, Sequence[str]]  # a field's name → its words, as they were given
 Kind = TypeVar("Kind")
 GraphArgument = tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="GRAPH")]]
+# Numbers that a machine has room for, and steps that a record can hold.
+Count = Annotated[int, records.at_least(1), records.at_most(10**6)]
+CountOrZero = Annotated[int, records.at_least(0), records.at_most(10**6)]
+Frames = Annotated[int, records.at_least(1), records.at_most(10**12)]
+FramesOrZero = Annotated[int, records.at_least(0), records.at_most(10**12)]
+Seconds = Annotated[float, records.at_least(0.0)]
+Seed = Annotated[int, records.within(0, 2**32 - 1)]
 SkillArgument = tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="SKILL")]]
 
 _GRAPH = "graph_path"
 _ENV = "FLOWRL_"
-_UNITS = {"k": 10**3, "M": 10**6, "G": 10**9}
+_UNITS = {"k": 3, "M": 6, "G": 9}  # powers of ten
 _BOOLS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False}
 _BOOLS |= {"no": False, "off": False}
 _SWITCHES = _BOOLS.keys() - {"0", "1"}  # which may be numbers of experts
 _INTERNAL = re.compile(r"FLOWRL_(FAULT|VENV|EXTRAS|PYTHON|ROOT|TEST_WORKERS|LLM_\w+)")
 _MOST_DIGITS = 18
+_LEAST = 1.2e-38  # of a number above zero, in 32 bits
+_MOST_SHOWN = 60  # characters of a word in a message
 _MOST_BYTES = 2**20  # of a TOML file
 _HINTS = {
     "resume": ": the same command goes on with what it began",
+    **{
+        f"flowrl {word} all": f": write flowrl {word} GRAPH SKILL"
+        for word in ("retry", "train-more", "retrain", "cancel", "prune", "priority")
+    },
     **{
         f"flowrl sweep {word}": f": write flowrl sweep {word} GRAPH --name NAME"
         for word in ("status", "apply", "forget")
@@ -72,14 +85,23 @@ def count(text: str) -> int:
     >>> count("5e7"), count("1.5M"), count("200k")
     (50000000, 1500000, 200000)
     """
-    unit = _UNITS.get(text[-1:], 1)
+    power, large = _UNITS.get(text[-1:], 0), False
     try:
-        value = Decimal(text if unit == 1 else text[:-1]) * unit
-        if value.adjusted() <= _MOST_DIGITS and value == int(value):
+        number = Decimal(text[:-1] if power else text)
+        large = number.is_finite() and number.adjusted() + power >= _MOST_DIGITS
+        if not large and (value := number.scaleb(power)) == int(value):
             return int(value)
     except (DecimalException, ValueError, OverflowError):
         pass
-    raise ValueError(f"is {text!r}, not a whole number such as 5000, 5e7, 200k or 1M")
+    fault = "not a whole number such as 5000, 5e7, 200k or 1M"
+    if large:
+        fault = f"beyond ±1e{_MOST_DIGITS}; choose a number nearer to 0"
+    raise ValueError(f"is {quoted(text)}, {fault}")
+
+
+def quoted(word: str) -> str:
+    """Return a word of a user's as a message shows it: quoted, and its beginning if it is long."""
+    return repr(word) if len(word) <= _MOST_SHOWN else f"{word[:_MOST_SHOWN]!r}…"
 
 
 def other_flags(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -179,21 +201,27 @@ def read(
     for origin, given in ordered.items():
         for name in given.keys() - origins.keys():
             origins[name] = origin
-            values[name] = value_of(kind, name, given[name], origin)
+            place = "" if origin == "command line" else origin
+            try:
+                values[name] = value_of(kind, name, given[name], place)
+            except ConfigError as error:
+                if place or not arguments(kind)[name].positional:
+                    raise
+                raise ConfigError(f"{error}: {_usage(kind, prog)}") from error
     for argument in arguments(kind).values():
         if argument.required and argument.name not in values:
             raise ConfigError(f"{argument.shown} is missing: {_usage(kind, prog)}")
     return _built(kind, values), origins
 
 
-def value_of(kind: type, name: str, words: Sequence[str], origin: Origin = "command line") -> Any:
+def value_of(kind: type, name: str, words: Sequence[str], place: str = "") -> Any:
     """Return the value of a field from its words; raises ConfigError for another type."""
     argument = arguments(kind)[name]
     try:
         return records.from_json(argument.hint, _plain(argument.type, words))
     except ValueError as error:
-        place = "" if origin == "command line" else f" ({origin})"
-        raise ConfigError(f"{argument.shown}{place} {error}") from error
+        shown = f"{argument.shown} ({place})" if place else argument.shown
+        raise ConfigError(f"{shown} {error}") from error
 
 
 def value_given(place: str, kind: Any, value: Any) -> Any:
@@ -254,10 +282,23 @@ def split(kind: type, words: Sequence[str], *, prog: str) -> Given:
             rest.append(word)
             continue
         argument, switch = _find(kind, word.partition("=")[0], prog)
+        if argument.name in given and not argument.many:
+            raise ConfigError(f"--{argument.name} is given twice; leave one of them out")
         taken = [switch] if argument.type is bool else []
         taken += _following(argument, word, queue)
         given[argument.name] = [*given.get(argument.name, ()), *taken] if argument.many else taken
     return given | _positionals(kind, rest, given, prog)
+
+
+def without_graph(given: Given) -> list[str]:
+    """Return the flags that `split` makes this of, but for the graph."""
+    words: list[str] = []
+    for name, taken in given.items():
+        if taken in (["true"], ["false"]):
+            words.append(f"--{name}" if taken == ["true"] else f"--no-{name}")
+        elif name != _GRAPH:
+            words += [f"--{name}={taken[0]}"] if taken[0][:2] == "--" else [f"--{name}", *taken]
+    return words
 
 
 def environment(kind: type, env: Mapping[str, str]) -> Given:
@@ -273,6 +314,9 @@ def environment(kind: type, env: Mapping[str, str]) -> Given:
             near = difflib.get_close_matches(name.removeprefix(_ENV), words, n=1, cutoff=0.6)
             other = f"; closest is {_ENV}{near[0]}" if near else ""
             raise ConfigError(f"the environment's {name} is no flag{other}; unset it, or rename it")
+    names = [f"{_ENV}GRAPH", f"{_ENV}GRAPH_PATH"]
+    if len({env[name] for name in names if env.get(name)}) > 1:
+        raise ConfigError(f"the environment has {' and '.join(names)}; unset one of them")
     return {
         argument.name: env[name].split() if argument.many else [env[name]]
         for name, argument in known.items()
@@ -287,6 +331,8 @@ def config_file(kind: type, path: Path) -> Given:
         name = key.replace("-", "_")
         if name == "config":
             raise ConfigError(f"{path}: {key!r} names this very file; remove the line")
+        if name in given:
+            raise ConfigError(f"{path}: {name} is given twice; leave one of them out")
         if name not in arguments(kind):
             near = closest_flag(name, arguments(kind), dashes="")
             raise ConfigError(
@@ -298,6 +344,7 @@ def config_file(kind: type, path: Path) -> Given:
             raise ConfigError(f"{path}: {key} has no value; give one, or leave it out")
         items = value if isinstance(value, list) else [value]
         given[name] = [str(item).lower() if isinstance(item, bool) else str(item) for item in items]
+        value_of(kind, name, given[name], str(path))
     return given
 
 
@@ -341,8 +388,9 @@ def _find(kind: type, flag: str, prog: str) -> tuple[Argument, str]:
         if flag in argument.short:
             return argument, "true"
     hint = _HINTS.get(name) or _HINTS.get(f"{prog} {name}")
-    hint = hint or f"{closest_flag(name, known)}; see {prog} --help"
-    raise ConfigError(f"{prog} has no flag {flag}{hint}")
+    flags = [each.name for each in known.values() if not each.positional]
+    hint = hint or f"{closest_flag(name, flags)}; see {prog} --help"
+    raise ConfigError(f"{prog} has no flag {flag[:_MOST_SHOWN]}{hint}")
 
 
 def closest_flag(name: str, known: Collection[str], dashes: str = "--") -> str:
@@ -380,6 +428,10 @@ def _positionals(kind: type, rest: list[str], given: Given, prog: str) -> Given:
     positional: Given = {}
     if places and places[0].name == _GRAPH:
         graph, *places = places
+        late = next((word for word in rest[1:] if is_graph(Path(word))), None)
+        if late is not None and not is_graph(Path(rest[0])):
+            first = f"{quoted(late)} is a graph, and GRAPH comes first"
+            raise ConfigError(f"{first}: {_usage(kind, prog)}{_meant(kind, rest[0])}")
         files = any(each.many for each in places)
         spare = len(rest) > len(places) and not files
         number = bool(places) and places[0].type is int
@@ -391,19 +443,23 @@ def _positionals(kind: type, rest: list[str], given: Given, prog: str) -> Given:
             positional[place.name] = rest if place.many else [rest.pop(0)]
             rest = [] if place.many else rest
     if rest:
-        named = "target_skill" in arguments(kind)
-        meant = f"; to train towards a skill say --target_skill {rest[0]!r}" if named else ""
-        raise ConfigError(f"{rest[0]!r} is one word too many: {_usage(kind, prog)}{meant}")
+        more = f"{quoted(rest[0])} is one word too many"
+        raise ConfigError(f"{more}: {_usage(kind, prog)}{_meant(kind, rest[0])}")
     if "" in (word for words in positional.values() for word in words):
         raise ConfigError(f"an argument is empty: {_usage(kind, prog)}")
     return positional
 
 
+def _meant(kind: type, word: str) -> str:
+    """Return the end of a message about a word that may be the skill to train towards."""
+    named = "target_skill" in arguments(kind)
+    return f"; to train towards a skill say --target_skill {quoted(word)}" if named else ""
+
+
 def _names_folder(word: str, *, files: bool) -> bool:
     """Return whether a word is a graph where a skill, a number or a file could stand, too."""
     if files and any(Path(word).glob("*.py")):
-        names = ("graph.json", "scheduler_state.json")
-        return any(Path(word, name).exists() for name in names)
+        return is_graph(Path(word))
     return not word.endswith(".py") and ("/" in word or os.path.isdir(word))  # noqa: PTH112 — no error for a name that is too long
 
 
@@ -422,9 +478,12 @@ def _plain(kind: Any, words: Sequence[str]) -> Any:
         return str(plain(Path(word)))
     if kind is float:
         try:
-            return float(word)
+            number = float(word)
         except ValueError:
-            raise ValueError(f"is {word!r}, not a number") from None
+            raise ValueError(f"is {quoted(word)}, not a number") from None
+        if 0 < abs(number) < _LEAST:
+            raise ValueError(f"is {quoted(word)}, which is 0 in 32 bits; choose a larger number")
+        return number
     return count(word) if kind is int else word
 
 

@@ -19,14 +19,21 @@ from typing import Annotated, Any, Literal, TypeVar
 import tyro
 
 from flowrl import arguments
-from flowrl.arguments import GraphArgument, Origin
+from flowrl.arguments import (
+    Count,
+    CountOrZero,
+    Frames,
+    FramesOrZero,
+    GraphArgument,
+    Origin,
+    Seconds,
+)
 from flowrl.errors import ConfigError, divisors_near
 from flowrl.paths import DEFAULT_GRAPH
 from flowrl.storage import records
-from flowrl.storage.records import Natural, Positive, Share, above, at_least, within
+from flowrl.storage.records import Positive, Share, above, at_least, at_most, within
 
 AboveZero = Annotated[float, above(0.0)]
-Seconds = Annotated[float, at_least(0.0)]
 MOST_STEPS = 100_000  # of one step of a plan
 Steps = Annotated[int, within(1, MOST_STEPS)]
 FrameAccounting = Literal["acted", "total"]
@@ -62,7 +69,7 @@ class PPOConfig(Configuration):
 
     env_name: str = "Craftax-Classic-Symbolic-v1"
     """Craftax-Classic-Symbolic-v1, Craftax-Symbolic-v1, or a game of an installed package."""
-    total_timesteps: Positive = 10_000_000
+    total_timesteps: Frames = 10_000_000
     """Environment steps of one run at most, over all environments; rounded up to whole updates."""
     success_state_rate: Share = 0.8
     """Stop early when this share of recent episodes succeeds at the plan's last step."""
@@ -73,26 +80,26 @@ class PPOConfig(Configuration):
     """Adam's learning rate."""
     anneal_lr: bool = True
     """Lower the learning rate linearly to zero over total_timesteps."""
-    schedule_timesteps: Natural = 0
+    schedule_timesteps: FramesOrZero = 0
     """Steps over which the learning rate falls, if more than total_timesteps: for a run that will
     be continued with more."""
-    num_envs: Positive = 64
+    num_envs: Count = 64
     """Environments stepped side by side; replicas share them evenly."""
-    acting_threads: Positive | None = None
+    acting_threads: Count | None = None
     """Threads that step the environments on a CPU (default: one for each CPU that the run may use,
     with at least 32 environments each)."""
-    num_devices: Natural = 1
+    num_devices: CountOrZero = 1
     """Devices that share the environments; 0 takes all that the run may see."""
-    env_shards: Positive | None = None
+    env_shards: Count | None = None
     """Shards of the environments, each with keys and worlds of its own. Their number decides which
     worlds and actions are drawn; devices and threads do not (default: the greater of devices and
     acting threads)."""
-    grad_sync_period: Positive = 1
+    grad_sync_period: Count = 1
     """Updates after which the devices agree. 1 averages every gradient. More lets each device move
     its own copy of the parameters, and then averages the copies."""
-    replicas: Positive = 1
+    replicas: Count = 1
     """Trainers of one run, each with worlds of its own, whose experts are averaged in rounds."""
-    average_every: Positive = 5
+    average_every: Count = 5
     """Updates from one round to the next."""
     average_rule: RuleName = "mean"
     """How a round averages its members, by the steps in which each expert acted."""
@@ -103,16 +110,16 @@ class PPOConfig(Configuration):
     """Length of the outer step sgd; 1 is the whole way."""
     average_momentum: Share = 0.9
     """Momentum of the outer step sgd."""
-    average_quorum: Positive | None = None
+    average_quorum: Count | None = None
     """Replicas that a round needs (default: all but one, at least 2)."""
     average_deadline: AboveZero | None = None
     """Seconds after which a round with its quorum closes (default: the median of the last arrivals
     and four median deviations, at least a second)."""
-    num_steps: Positive = 64
+    num_steps: Count = 64
     """Steps of every environment per update."""
-    update_epochs: Positive = 4
+    update_epochs: Count = 4
     """Passes over each update's data."""
-    num_minibatches: Positive = 8
+    num_minibatches: Count = 8
     """Minibatches per pass."""
     gamma: Share = 0.99
     """Discount."""
@@ -126,14 +133,14 @@ class PPOConfig(Configuration):
     """Weight of the value loss."""
     max_grad_norm: AboveZero = 1.0
     """Each expert's gradient is clipped to this norm."""
-    layer_size: Positive = 64
+    layer_size: Count = 64
     """Width of the hidden layers of each expert's actor and critic."""
     activation: Activation = "tanh"
     """Activation of the hidden layers."""
     sight: bool = True
     """Let experts also see the nearest cell of each kind, what their step lacks, its time left, and
     where they have been in it."""
-    settled_frames: Natural = 0
+    settled_frames: FramesOrZero = 0
     """Frames after which an expert learns with half the learning rate, and with a quarter after
     three times as many; 0: always with the whole rate."""
     keep_needs: bool = True
@@ -145,13 +152,13 @@ class PPOConfig(Configuration):
     """Compute the networks in f32, or in bf16 on a GPU; parameters and moments stay f32."""
     max_task_steps: Steps = 300
     """An episode is cut when one step of its plan takes longer, unless its skill has a limit."""
-    world_pool: Natural = 0
+    world_pool: CountOrZero = 0
     """Worlds generated beforehand and reused for ever; 0 gives every episode a new one."""
     seed: int = 0
     """Seed of worlds, parameters and actions; attempt k of a run adds k - 1 to it."""
     frame_accounting: FrameAccounting = "acted"
     """Credit an expert with the steps it acted in, or with all steps of the run."""
-    log_seconds: float = 1.0
+    log_seconds: Seconds = 1.0
     """Least time between two lines of metrics.jsonl."""
     checkpoint_seconds: Seconds = 300.0
     """Seconds between checkpoints that a killed run goes on from; 0 for none."""
@@ -263,7 +270,7 @@ class SourceConfig(Configuration):
 class GraphConfig(SourceConfig):
     """The graph of skills."""
 
-    max_nodes: Positive | None = None
+    max_nodes: Count | None = None
     """Most skills to train (default: all that the target needs, or the whole library)."""
     target_skill: str | None = None
     """Train only what this skill needs, and the skill itself."""
@@ -277,11 +284,11 @@ class GraphConfig(SourceConfig):
 class AttemptConfig(Configuration):
     """The attempts of a run, and the limits that end it."""
 
-    devices_per_run: Positive = 1
+    devices_per_run: Count = 1
     """GPUs that each run gets at once and trains on."""
-    scheduler_poll_interval: AboveZero = 30.0
+    scheduler_poll_interval: Annotated[AboveZero, at_most(10**6)] = 30.0
     """Seconds between fallback looks at the run folders; ends of runs are heard at once."""
-    max_retries: Natural = 2
+    max_retries: CountOrZero = 2
     """Retries of a failed skill after its first attempt."""
     retry_backoff: Seconds = 5.0
     """Seconds before the first retry; doubled for each further one, at most ten minutes."""
@@ -296,14 +303,14 @@ class AttemptConfig(Configuration):
 class ScheduleConfig(AttemptConfig):
     """The start of runs, the attempts of a skill, and the limits that end a run."""
 
-    max_parallel_skills: Positive = 3
+    max_parallel_skills: Count = 3
     """Most runs side by side."""
     auto_scaling: bool = False
     """Begin with --min_workers runs side by side, and take one more while it brings 5 % more steps
     per second, up to --max_workers. A number is measured by runs that were launched with it."""
-    min_workers: Positive = 1
+    min_workers: Count = 1
     """Fewest runs side by side with --auto_scaling."""
-    max_workers: Positive | None = None
+    max_workers: Count | None = None
     """Most runs side by side with --auto_scaling (default: --max_parallel_skills)."""
     slot_minutes: Annotated[float, at_least(0.0)] = 10.0
     """Minutes of training after which a run gives its slot to a skill that waits for one. It saves
@@ -316,7 +323,7 @@ class ScheduleConfig(AttemptConfig):
     needs_success_rate: Share = 0.5
     """A skill starts only when each skill that it needs succeeds at least this often; else it is
     blocked until `flowrl train-more` has helped."""
-    skill_timesteps_budget: Positive | None = None
+    skill_timesteps_budget: Frames | None = None
     """Most environment steps for one skill over all attempts; rounded up to whole updates."""
 
     def problems(self) -> Iterator[str]:
@@ -332,11 +339,11 @@ class LaunchConfig(Configuration):
 
     gpu_ids: tuple[int, ...] = ()
     """GPUs to use, e.g. --gpu_ids 0 1 (default: all that are visible)."""
-    skills_per_gpu: Positive | None = None
+    skills_per_gpu: Count | None = None
     """Most runs that share one GPU (default: 1, or as many as --gpu_memory_mb lets fit)."""
-    gpu_memory_mb: Positive | None = None
+    gpu_memory_mb: Count | None = None
     """Memory that one run takes of a GPU, in MB; as many share a GPU as fit into 90 % of it."""
-    cpus_per_run: Natural = 0
+    cpus_per_run: CountOrZero = 0
     """CPUs that a run without a GPU is pinned to, none of them shared; 0 shares all."""
     sandbox: Sandbox = "auto"
     """Confine trainers to their own run folder, without network, by bubblewrap; auto: if it is
@@ -345,7 +352,7 @@ class LaunchConfig(Configuration):
     """Most bytes of memory of one run, e.g. 8G; a run that is seen with more is killed."""
     run_disk: Positive | None = None
     """Most bytes in the folder of one run, e.g. 2G; likewise."""
-    run_processes: Positive | None = None
+    run_processes: Count | None = None
     """Most processes of one run; likewise."""
     pass_env: tuple[str, ...] = ()
     """Names of further environment variables that trainers get, e.g. --pass_env WANDB_API_KEY."""
@@ -370,7 +377,7 @@ class StartConfig(Configuration):
     )
     """Which flags were given, and where; not a flag itself."""
     command: Annotated[str, tyro.conf.Suppress] = field(default="", compare=False)
-    """The command that was given, for hints on how to go on; not a flag itself."""
+    """The command that was given, with the word GRAPH, for hints; not a flag itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -409,7 +416,8 @@ def parse(kind: type[Config], argv: Sequence[str] | None, *, prog: str = "flowrl
             layers["config file"] = arguments.config_file(kind, Path(given["config"][0]))
     config, origins = arguments.read(kind, words, prog=prog, layers=layers)
     if layers:
-        command = shlex.join([*prog.split(), *words])
+        said = arguments.split(kind, words, prog=prog)
+        command = shlex.join([*prog.split(), "GRAPH", *arguments.without_graph(said)])
         config = dataclasses.replace(config, origins=origins, command=command)  # type: ignore[call-arg]
     return checked(config)
 

@@ -100,7 +100,10 @@ def guarded(program: Callable[[], int]) -> int:
             return EXIT_USAGE
         if not (problem := classify_io_error(error)):
             raise
-        _print_error(f"{format_error(error)}; repair that and start again to go on")
+        remedy = "repair that and start again to go on"
+        if isinstance(error, PermissionError):
+            remedy = "let its owner give you the right, or choose another place"
+        _print_error(f"{format_error(error)}; {remedy}")
         return EXIT_DISK_FULL if problem == "disk" else EXIT_IO
 
 

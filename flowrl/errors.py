@@ -122,7 +122,13 @@ RAISED = (  # by a user's own code
     *(TypeError, ValueError, LookupError, AttributeError, NameError, ArithmeticError),
     *(AssertionError, RuntimeError, ImportError, SyntaxError, StopIteration, OSError),
 )
-_NOT_OWN = (str(Path(__file__).parent), "/site-packages/jax/", "/importlib/", "<frozen ")
+_NOT_OWN = (
+    str(Path(__file__).parent),
+    "/site-packages/jax/",
+    "/importlib/",
+    "<frozen ",
+    "<string>",
+)
 _DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _IO = frozenset({errno.EIO, errno.EROFS, errno.ESTALE})
 _LIMITS = frozenset({errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
@@ -180,7 +186,7 @@ def format_raised(error: BaseException) -> str:
     """Return an error of a user's own code in one line, with the place that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if not any(part in f.filename for part in _NOT_OWN)]
-    places = [(frame.filename, frame.lineno) for frame in own or frames]
+    places = [(frame.filename, frame.lineno) for frame in own]
     if isinstance(error, SyntaxError):
         places = [(str(error.filename), error.lineno)]
     place = f" ({places[-1][0]}:{places[-1][1]})" if places else ""

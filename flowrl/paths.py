@@ -319,6 +319,13 @@ class SweepPaths(GraphPaths):
         return RunPaths(self.training_runs / str(number), expert)
 
 
+def is_graph(folder: Path) -> bool:
+    """Return whether a path is the folder of a graph that was begun."""
+    names = ("graph.json", "scheduler_state.json", "checkpoints")
+    # os.path raises no error for a name that is too long.
+    return any(os.path.exists(folder / name) for name in names)  # noqa: PTH110
+
+
 def existing_graph(graph_path: Path) -> GraphPaths:
     """Return the paths of a graph; raises FileRefusedError where there is none."""
     graph_paths = GraphPaths(graph_path)

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 from flowrl import console, storage
 from flowrl.errors import ConfigError
+from flowrl.paths import GraphPaths
 from flowrl.runs import TrainConfig
 
 PROGRAM = "python -m flowrl.ppo_flow"
@@ -38,6 +39,7 @@ def _train(config: TrainConfig) -> int:
         return replica.run(config)
     stop = console.StopSignal()
     with stop.listening():
+        refuse_archive(config)
         refuse_other_form(config)
         if config.ppo.replicas > 1:
             from flowrl.replicas import averager  # and NumPy
@@ -68,6 +70,17 @@ def refuse_other_form(config: TrainConfig) -> None:
         raise ConfigError(
             f"--replicas {config.ppo.replicas}: {run_paths.folder} was begun by {before}; give "
             "--replicas as before, or --no-resume to begin anew"
+        )
+
+
+def refuse_archive(config: TrainConfig) -> None:
+    """Raise ConfigError for the module of a merged run: its folder belongs to the graph."""
+    folder = config.run_paths.folder.resolve()
+    graph_paths = GraphPaths(folder.parent.parent)
+    if folder.parent == graph_paths.skills and graph_paths.checkpoints.is_dir():
+        raise ConfigError(
+            f"--module_path {config.module_path} is of a run that is merged into the graph "
+            f"{graph_paths.root}; use flowrl train-more, or copy its folder and train there"
         )
 
 

@@ -21,8 +21,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from flowrl import arguments, storage
-from flowrl.config import Configuration, PPOConfig, flags, from_json, parse, to_argv
+from flowrl.arguments import Count, CountOrZero
+from flowrl.config import Configuration, PPOConfig, checked, flags, from_json, to_argv
 from flowrl.errors import ConfigError, ExpertIndexError, FileRefusedError
+from flowrl.games.base import check_coverage
 from flowrl.paths import RunPaths, display_name
 from flowrl.storage import records
 from flowrl.storage.records import Natural, Phase, Positive, Share, Word
@@ -299,17 +301,17 @@ class TrainConfig(Configuration):
     """The generated module; its folder holds run.json and takes the checkpoints."""
     resume: bool = True
     """Continue from the checkpoint of a stopped or killed trainer when there is one."""
-    num_processes: Positive = 1
+    num_processes: Count = 1
     """Processes that share the devices, one for each unless --num_devices says more; without a
     coordinator all are started on this machine."""
     coordinator: str | None = None
     """HOST:PORT at which process 0 listens, if each process is started by hand or by an engine. It
     has no password, so use it in trusted networks only."""
-    process_id: Natural = 0
+    process_id: CountOrZero = 0
     """Number of this process, below num_processes."""
-    peer_timeout: Positive = 10
+    peer_timeout: Count = 10
     """Seconds without a sign of life after which another process counts as lost."""
-    replica: Natural | None = None
+    replica: CountOrZero | None = None
     """Number of this replica, by which the run's first process starts it."""
 
     @property
@@ -323,9 +325,14 @@ class TrainConfig(Configuration):
 
         ConfigError: a flag cannot be used. FileRefusedError: run.json cannot be read.
         """
-        given = arguments.split(cls, words, prog=prog).get("module_path")
-        recorded = to_argv(cls(module_path=Path(given[0]))._recorded.ppo) if given else ()
-        return parse(cls, [*recorded, *words], prog=prog)
+        given, recorded = arguments.split(cls, words, prog=prog), ()
+        if "module_path" in given:
+            recorded = to_argv(cls(module_path=Path(given["module_path"][0]))._recorded.ppo)
+        recorded_words = arguments.split(cls, recorded, prog=prog)
+        layers: dict[arguments.Origin, arguments.Given] = {"config file": recorded_words}
+        config = checked(arguments.read(cls, words, prog=prog, layers=layers)[0])
+        check_coverage(config.ppo, given)
+        return config
 
     @property
     def command_line(self) -> tuple[str, ...]:

@@ -59,5 +59,5 @@ if __name__ == "__main__":
         sys.exit(tell_everything(sys.argv[2:]))
     training.TrainingBackend = LeakingBackend
     # Nobody imports wandb here.
-    training.check_machine = lambda graph_path, _: storage.make_dir(graph_path)
+    training.check_machine = lambda graph_path, *_: storage.make_dir(graph_path)
     sys.exit(bottomup_parallel.main())

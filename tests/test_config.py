@@ -64,7 +64,13 @@ def other_value(item: dataclasses.Field):
             return 0.625
         case Path():
             return Path("else where/x")
-    empty = {"Path | None": Path("/a b"), "Positive | None": 12_345, "AboveZero | None": 2.5}
+    empty = {
+        "Path | None": Path("/a b"),
+        "Positive | None": 12_345,
+        "Count | None": 12_345,
+        "Frames | None": 12_345,
+        "AboveZero | None": 2.5,
+    }
     return empty.get(str(item.type), "$(id); 'x' -t")
 
 

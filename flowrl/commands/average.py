@@ -11,7 +11,7 @@ import numpy as np
 import tyro
 
 from flowrl import storage
-from flowrl.arguments import GraphCommand
+from flowrl.arguments import Count, GraphCommand
 from flowrl.averaging.rules import Rule, average
 from flowrl.averaging.state import from_row, to_row
 from flowrl.config import RuleName
@@ -27,7 +27,6 @@ from flowrl.experts import manifest as manifests
 from flowrl.experts.store import ExpertStore
 from flowrl.paths import GraphPaths, RunPaths, existing_graph
 from flowrl.runs import read_run
-from flowrl.storage.records import Positive
 
 _TAKEN_BY = {"trimmed": ("trimmed_mean",), "faulty": ("krum", "multi_krum")}
 
@@ -49,7 +48,7 @@ class AverageCommand:
     """How they are averaged; all but the mean bear a faulty one among enough others."""
     trimmed: float | None = None
     """Share of the experts that trimmed_mean leaves out at each end, below 0.5 (default: 0.2)."""
-    faulty: Positive | None = None
+    faulty: Count | None = None
     """How many experts may be faulty, for krum and multi_krum (default: 1)."""
     weights: str = ""
     """A number for each expert, such as 1,3 (default: all count alike)."""
@@ -188,9 +187,8 @@ def _check_output(folder: Path) -> None:
         if os.path.lexists(outer.manifest) or os.path.lexists(outer.scheduler_state):
             what = f"-o {folder} is inside the graph {outer.root}, where flowrl alone writes"
             raise ConfigError(f"{what}; choose a folder outside")
-    place = next(path for path in folder.absolute().parents if os.path.lexists(path))
     try:
-        storage.try_writing(place)
+        storage.try_writing(folder)
     except OSError as error:
         if classify_io_error(error) == "disk":
             raise

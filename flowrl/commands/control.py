@@ -10,16 +10,15 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import tyro
 
-from flowrl.arguments import GraphCommand, SkillArgument
-from flowrl.config import Positive, Seconds
+from flowrl.arguments import Frames, GraphCommand, Seconds, SkillArgument
 from flowrl.console import print_report
 from flowrl.errors import EXIT_BUSY, ConfigError, GraphError
 from flowrl.launchers.sandbox import confinement
-from flowrl.parallel.events import DONE, MOST_PRIORITY, Response, Verb, why_not
+from flowrl.parallel.events import DONE, MOST_PRIORITY, REFUSED, Response, Verb, why_not
 from flowrl.parallel.health import daemon_of, in_words
 from flowrl.parallel.recovery import recorded_config
 from flowrl.parallel.requests import send_request
@@ -27,11 +26,12 @@ from flowrl.parallel.skill_sources import Library, SkillSources, open_graph, ski
 from flowrl.parallel.state import SchedulerState, StateFile
 from flowrl.parallel.status import Running
 from flowrl.paths import GraphPaths, graph_or_sweep, printable
-from flowrl.reports.status import find_row, last_command, read_rows
+from flowrl.reports.status import SkillRow, find_row, last_command, read_rows
 from flowrl.runs import read_run
 from flowrl.skills.skill import load_library, load_skill, skill_files
 from flowrl.skills.validation.cache import ApprovalStore
 from flowrl.skills.validation.dry_run import approve_skills
+from flowrl.storage.records import within
 
 _LOOK_SECONDS = 0.1
 
@@ -52,9 +52,8 @@ class ControlCommand(GraphCommand):
             read_rows(graph_paths)  # the folder is a graph's
         else:
             row = find_row(read_rows(graph_paths), skill, graph_paths.root)
-            if refusal := why_not(verb, row.status):
-                raise GraphError(f"{row.skill} cannot be asked to {verb.value}: {refusal}")
             skill = row.skill
+            _refuse_senseless(verb, row)
         name = send_request(graph_paths, verb, skill, number=number)
         daemon = daemon_of(graph_paths.daemon_lock)
         response, under_way = await_response(graph_paths, name, self.wait)
@@ -68,7 +67,7 @@ class ControlCommand(GraphCommand):
             data = {"id": name, "verb": verb, "skill": skill, "number": number, "daemon": daemon}
             sys.stdout.write(json.dumps({**data, "outcome": outcome}) + "\n")
         else:
-            print_report({}, [f"{verb.value} {skill or 'all'}: {outcome or left}"], as_json=False)
+            print_report({}, [f"{verb.command} {skill or 'all'}: {outcome or left}"], as_json=False)
         if response is None:
             return EXIT_BUSY if self.wait else 0
         return 1 if response.refused else 0
@@ -127,7 +126,7 @@ class TrainMoreCommand(OneSkillCommand):
     """
 
     verb = Verb.TRAIN_MORE
-    total_timesteps: Positive | None = None
+    total_timesteps: Frames | None = None
     """So many environment steps more, at most (default: the scheduler's own --total_timesteps)."""
 
     def __call__(self) -> int:
@@ -165,8 +164,7 @@ class RetrainCommand(OneSkillCommand):
         """
         graph_paths = GraphPaths(self.graph_path)
         row = find_row(read_rows(graph_paths), self.skill, graph_paths.root)
-        if refusal := why_not(self.verb, row.status):
-            raise GraphError(f"{row.skill} cannot be asked to {self.verb.value}: {refusal}")
+        _refuse_senseless(self.verb, row)
         config = recorded_config(graph_paths)
         library, game = Library.of(config), config.ppo.env_name
         folder = self.skills_dir or library.folder
@@ -292,13 +290,11 @@ class PriorityCommand(OneSkillCommand):
       flowrl priority exp/demo "Collect Iron" 10
     """
 
-    number: tyro.conf.Positional[int]
+    number: tyro.conf.Positional[Annotated[int, within(-MOST_PRIORITY, MOST_PRIORITY)]]
     """The new priority; skills have as many as others wait for them."""
 
     def __call__(self) -> int:
-        """Run the command; raises ConfigError if the number is too large."""
-        if abs(self.number) > MOST_PRIORITY:
-            raise ConfigError(f"priority {self.number} must lie within ±{MOST_PRIORITY}")
+        """Run the command."""
         return self._send(Verb.PRIORITY, self.skill, number=self.number)
 
 
@@ -324,6 +320,12 @@ class StopCommand(ControlCommand):
                 f"still go on end by {graph_paths.command('pause', '--all')} and the next start"
             )
         return self._send(Verb.STOP_NOW if self.now else Verb.STOP, None)
+
+
+def _refuse_senseless(verb: Verb, row: SkillRow) -> None:
+    """Raise GraphError if the request means nothing in the skill's status."""
+    if refusal := why_not(verb, row.status):
+        raise GraphError(f"{verb.command} {row.skill}: {REFUSED}{refusal}")
 
 
 def await_response(

@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass
 
 from flowrl import console
 from flowrl.api import EPISODES, SEED, evaluate
-from flowrl.arguments import ReportCommand, SkillArgument
-from flowrl.config import Positive, Sandbox
+from flowrl.arguments import Count, ReportCommand, Seed, SkillArgument
+from flowrl.config import Sandbox
 from flowrl.measures.success import EvaluationReport
 from flowrl.runs import StepEnds
 from flowrl.storage.records import Share
@@ -24,9 +24,9 @@ class EvaluateCommand(ReportCommand):
 
     skill: SkillArgument
     """The skill's name, or its expert number."""
-    episodes: Positive = EPISODES
+    episodes: Count = EPISODES
     """Episodes to play, each in a world of its own."""
-    seed: int = SEED
+    seed: Seed = SEED
     """Seed of the worlds and actions."""
     at_least: Share = 0.0
     """Exit with 1 when less than this share of the episodes completes the plan."""

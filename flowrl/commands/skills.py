@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from flowrl.arguments import GraphArgument, ReportCommand, SkillArgument
-from flowrl.config import BottomUpConfig, Positive, with_flags
+from flowrl.arguments import Count, GraphArgument, ReportCommand, SkillArgument
+from flowrl.config import BottomUpConfig, with_flags
 from flowrl.console import print_report
 from flowrl.parallel.recovery import recorded_config
 from flowrl.parallel.skill_sources import Library, SkillSources, check_graph_record, open_graph
@@ -63,7 +63,7 @@ class PlanCommand(SkillsOfGraph):
 
     skill: SkillArgument
     """The skill's name."""
-    count: Positive = 1
+    count: Count = 1
     """How often: the level that its last step reaches."""
 
     def __call__(self) -> int:

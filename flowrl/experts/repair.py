@@ -16,7 +16,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from flowrl import notices, storage
-from flowrl.errors import ExpertError, FileRefusedError, FormatVersionError, without_remedy
+from flowrl.errors import (
+    ConfigError,
+    ExpertError,
+    FileRefusedError,
+    FormatVersionError,
+    without_remedy,
+)
 from flowrl.experts import manifest as manifests
 from flowrl.experts.manifest import Manifest
 from flowrl.experts.store import ExpertStore, refuse_links
@@ -63,7 +69,7 @@ def usable(store: ExpertStore, version: ExpertVersion) -> ExpertVersion:
 def whole_generation(store: ExpertStore, generation: int) -> Mapping[int, ExpertVersion]:
     """Return the experts of an earlier generation.
 
-    FileRefusedError: there is no such generation. ExpertError: one of its versions is not whole.
+    ConfigError: there is no such generation. ExpertError: one of its versions is not whole.
     """
     history = {
         number: known for number, known in manifests.read_history(store.graph_paths) if known
@@ -71,7 +77,7 @@ def whole_generation(store: ExpertStore, generation: int) -> Mapping[int, Expert
     if generation not in history:
         others = ", ".join(map(str, history))
         choose = f"choose among {others}" if others else "the next merge writes one"
-        raise FileRefusedError(
+        raise ConfigError(
             f"{store.graph_paths.history} holds no whole generation {generation}; {choose}"
         )
     experts = history[generation].experts

@@ -11,12 +11,13 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.util
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from flowrl.config import PPOConfig
 from flowrl.errors import RAISED, ConfigError, closest, format_raised
 from flowrl.paths import printable
 
@@ -123,6 +124,14 @@ class Game:
     renderer: Callable[[], Callable[[Any], Any]] | None = None
     """Makes a function from a world to its picture, uint8 `[H, W, 3]`."""
 
+    def __post_init__(self) -> None:
+        """Raise ConfigError for a size that is no number of cells, actions or items."""
+        sizes = {"observation_size": self.observation_size, "num_actions": self.num_actions}
+        sizes |= {"capacity": self.capacity}
+        for name, size in sizes.items():
+            if type(size) is not int or size < 1:
+                raise ConfigError(f"{name} is {size!r:.60}, not a whole number from 1; correct it")
+
     @property
     def largest_count(self) -> int:
         """The largest count of a plan's step: some gain grows with it by one at least."""
@@ -193,6 +202,17 @@ def env_sizes(env_name: str, *, sight: bool) -> tuple[int, int]:
     return game.observed(sight=sight), game.num_actions
 
 
+def check_coverage(ppo: PPOConfig, given: Collection[str]) -> None:
+    """Make sure that a bonus for coverage, if its flag is given, can be; raises ConfigError."""
+    if not ppo.coverage_bonus or "coverage_bonus" not in given:
+        return
+    asked = f"--coverage_bonus {ppo.coverage_bonus:g}"
+    if not ppo.sight:
+        raise ConfigError(f"{asked} needs experts that see where they have been; add --sight")
+    if find_game(ppo.env_name).cells is None:
+        raise ConfigError(f"{asked}: the game {ppo.env_name} has no cells to visit; leave it out")
+
+
 @functools.cache
 def _loaded(point: EntryPoint) -> Game:
     try:
@@ -201,7 +221,11 @@ def _loaded(point: EntryPoint) -> Game:
         what = f"the game {point.name!r} ({point.value}) cannot be loaded: {format_raised(error)}"
         raise ConfigError(f"{what}; repair or uninstall its package") from error
     if not isinstance(game, Game) or game.name != point.name:
-        raise ConfigError(f"the entry point {point.value} is not a Game named {point.name!r}")
+        found = f"the game {game.name!r}" if isinstance(game, Game) else f"a {type(game).__name__}"
+        raise ConfigError(
+            f"the game {point.name!r} ({point.value}) is {found}, not a Game of this name; correct "
+            f"the entry point in the group {_GROUP} of its package"
+        )
     return game
 
 

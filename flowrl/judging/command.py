@@ -19,8 +19,8 @@ import numpy as np
 import tyro
 
 from flowrl import storage
-from flowrl.arguments import ReportCommand
-from flowrl.config import Positive, Sandbox
+from flowrl.arguments import Count, Frames, ReportCommand, Seed
+from flowrl.config import Sandbox
 from flowrl.errors import ConfigError
 from flowrl.experts.store import ExpertStore
 from flowrl.games.base import find_game
@@ -90,15 +90,15 @@ class JudgeCommand(ReportCommand):
     """Members of an ensemble. Beside others, openai and dspy read episodes, too."""
     benchmark: bool = False
     """Measure all judges that can be asked, and ask endpoints again what they have answered."""
-    episodes: Positive = 512
+    episodes: Count = 512
     """Episodes of each skill to play, each in a world of its own."""
-    seed: int = 2_000_003
+    seed: Seed = 2_000_003
     """Seed of the worlds, of the actions, and of the choice which episodes a judge may see."""
     base_url: str = ""
     """Endpoint of openai and dspy; the key is read from OPENAI_API_KEY."""
     model: str = ""
     """The endpoint's model."""
-    judge_budget: tuple[Positive, ...] = (500, 1_000_000, 1800)
+    judge_budget: tuple[Frames, ...] = (500, 1_000_000, 1800)
     """Calls, tokens and seconds that the endpoint may take at most, retries included."""
     sandbox: Sandbox = "auto"
     """Confine the episodes by bubblewrap, with the graph read-only; auto: if it is there."""

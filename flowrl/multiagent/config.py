@@ -9,10 +9,18 @@ from typing import Annotated, Literal
 
 import tyro
 
-from flowrl.config import AboveZero, Activation, Configuration, Seconds
+from flowrl.arguments import Count, Seconds, Seed
+from flowrl.config import AboveZero, Activation, Configuration
 from flowrl.errors import divisors_near
-from flowrl.storage.records import Positive, Share, within
+from flowrl.storage.records import Share, within
 
+_OF = {  # flags that the other algorithm knows nothing of
+    "ppo": ("gae_lambda", "clip_eps", "ent_coef", "vf_coef"),
+    "dqn": (
+        *("capacity", "batch_size", "train_interval", "tau", "epsilon_decay_epochs"),
+        "final_epsilon",
+    ),
+}
 PER_AGENT = ("lr", "gamma", "clip_eps", "ent_coef")
 
 
@@ -22,11 +30,11 @@ class LearnerConfig(Configuration):
 
     algorithm: Literal["ppo", "dqn"] = "ppo"
     """How the agents learn: ppo from each epoch's rollout, dqn from the newest steps."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of parameters, worlds and actions."""
-    num_envs: Positive = 64
+    num_envs: Count = 64
     """Copies of the world side by side."""
-    num_steps: Positive = 64
+    num_steps: Count = 64
     """Turns of an epoch in each copy."""
     turns: Literal["simultaneous", "sequential"] = "simultaneous"
     """Whether all agents act at once in a turn, or each sees what those before it have done."""
@@ -46,30 +54,34 @@ class LearnerConfig(Configuration):
     """Weight of PPO's value loss."""
     max_grad_norm: AboveZero = 1.0
     """Each agent's gradient is clipped to this norm."""
-    update_epochs: Positive = 4
+    update_epochs: Count = 4
     """PPO's passes over each rollout; an epoch has update_epochs × num_minibatches gradient steps,
     of dqn, too."""
-    num_minibatches: Positive = 8
+    num_minibatches: Count = 8
     """Minibatches per pass."""
-    layer_size: Positive = 64
+    layer_size: Count = 64
     """Width of the hidden layers of each agent's network."""
     activation: Activation = "tanh"
     """Activation of the hidden layers."""
-    capacity: Positive = 65_536
+    capacity: Annotated[int, within(1, 10**8)] = 65_536
     """Steps that dqn's buffer of each agent holds; the oldest give way."""
-    batch_size: Positive = 256
+    batch_size: Count = 256
     """Steps that dqn draws for a gradient step."""
-    train_interval: Positive = 1
+    train_interval: Count = 1
     """Epochs from one training of dqn to the next; those between only fill the buffers."""
     tau: Share = 0.01
     """Share by which dqn's target network goes towards the network in every gradient step."""
-    epsilon_decay_epochs: Positive = 20
+    epsilon_decay_epochs: Count = 20
     """Epochs over which epsilon, dqn's share of random actions, falls from 1 to final_epsilon."""
     final_epsilon: Share = 0.05
     """Epsilon from then on."""
 
     def problems(self) -> Iterator[str]:
-        """Check whether the rows divide into minibatches and the buffer holds one."""
+        """Check whether the algorithm uses the flags, and rows divide and fit into the buffer."""
+        other = "dqn" if self.algorithm == "ppo" else "ppo"
+        for name in _OF[other]:
+            if getattr(self, name) != getattr(LearnerConfig, name):
+                yield f"--{name} is for --algorithm {other}, not {self.algorithm}; leave it out"
         rows, wanted = self.num_envs * self.num_steps, self.num_minibatches
         if rows % wanted:
             near = ", ".join(map(str, divisors_near(rows, wanted)))
@@ -101,7 +113,7 @@ class EvaluateAgents:
     """Folder of the run."""
     episodes: Annotated[int, within(2, 100_000)] = 256
     """Episodes of each agent, each in a copy of the world of its own."""
-    seed: int = 1_000_003
+    seed: Seed = 1_000_003
     """Seed of worlds and actions."""
     json: bool = False
     """Print JSON instead of lines."""
@@ -119,9 +131,9 @@ class IndependentConfig(Configuration):
     world: str
     """The world that the agents act in; MODULE:CLASS is one of your own."""
     learner: LearnerConfig = LearnerConfig()
-    agents: Positive = 3
+    agents: Count = 3
     """Number of agents."""
-    epochs: Positive = 100
+    epochs: Count = 100
     """Epochs to collect and to learn from."""
     lag: Annotated[int, within(0, 1)] = 1
     """Epochs by which the parameters that act trail those that learn. 0 collects, then learns; 1
@@ -153,3 +165,5 @@ class IndependentConfig(Configuration):
     def problems(self) -> Iterator[str]:
         """Check whether every agent has its numbers."""
         yield from self.learner.problems_with(self.agents)
+        if self.run_folder.exists() and not self.run_folder.is_dir():
+            yield f"--run_folder {self.run_folder} is a file; name a folder"

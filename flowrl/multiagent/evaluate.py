@@ -40,6 +40,8 @@ def evaluate(command: EvaluateAgents) -> int:
     """
     use_compile_cache(None)
     run_paths = IndependentPaths(command.run_folder.absolute())
+    if not run_paths.run_json.exists():
+        raise ConfigError(f"{run_paths.folder} has no run.json; name the folder of a run")
     if not run_paths.result_json.exists():
         raise ConfigError(f"{run_paths.folder} has no finished run; let its command go on first")
     result = records.read(run_paths.result_json, IndependentResult)

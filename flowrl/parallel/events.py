@@ -31,6 +31,11 @@ class Verb(StrEnum):
     STOP = "stop"
     STOP_NOW = "stop_now"
 
+    @property
+    def command(self) -> str:
+        """The words of the command line that send it."""
+        return "stop --now" if self is Verb.STOP_NOW else self.value
+
 
 _ALLOWED: dict[Verb, frozenset[str]] = {
     Verb.RETRY: frozenset({"failed", "held", "waiting"}),

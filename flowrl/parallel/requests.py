@@ -58,7 +58,7 @@ class Inbox:
     def __init__(self, graph_paths: GraphPaths) -> None:
         self._folder = graph_paths.requests
         self._taken: list[Path] = []
-        self._ignored: set[str] = set()  # names of files that cannot be removed
+        self._ignored: set[str] = set()  # names that are no ids, or of files that stay
 
     @property
     def waiting(self) -> bool:
@@ -89,19 +89,24 @@ class Inbox:
         if self._folder.is_symlink() or not self._folder.is_dir():
             return []
         try:
-            files = [path for path in self._folder.glob("*.json") if _ID.fullmatch(path.stem)]
+            files = [path for path in self._folder.glob("*.json") if path.name not in self._ignored]
         except OSError as error:
             if not is_transient(error):
                 raise
             return []
-        return sorted(path for path in files if path.name not in self._ignored)
+        for path in [path for path in files if not _ID.fullmatch(path.stem)]:
+            self._ignored.add(path.name)
+            name = f"{time.time_ns()}-{secrets.token_hex(4)}.json"
+            logger.warning("%r is ignored: no request has this name; call it %s", str(path), name)
+            files.remove(path)
+        return sorted(files)
 
 
 def log_responses(before: Collection[Response], after: Collection[Response]) -> None:
     """Log the responses that are in `after` alone."""
     for response in after:
         if response not in before:
-            verb = "stop --now" if response.verb == Verb.STOP_NOW else response.verb or "malformed"
+            verb = Verb(response.verb).command if response.verb else "malformed"
             words = " ".join(filter(None, [verb, response.skill]))
             logger.info("request %s: %s", words, response.outcome)
 

@@ -26,7 +26,7 @@ from flowrl.errors import (
     closest,
 )
 from flowrl.experts.store import ExpertStore
-from flowrl.games.base import find_game
+from flowrl.games.base import check_coverage, find_game
 from flowrl.parallel.training_setup import live_runs, readable_runs
 from flowrl.paths import GraphPaths
 from flowrl.runs import read_run
@@ -155,6 +155,7 @@ def for_skill(
     if config.schedule.devices_per_run > 1:  # a run trains on all GPUs that it gets
         ppo = dataclasses.replace(ppo, num_devices=config.schedule.devices_per_run)
     ppo.check()
+    check_coverage(ppo, origins)
     return SkillConfig(ppo=ppo, origins=origins)
 
 
@@ -175,7 +176,8 @@ def skill_configs(config: BottomUpConfig, skills: Mapping[str, Skill]) -> Mappin
                 config, of_file=skill.training, of_toml=of_toml, of_sweep=tuned
             )
         except ConfigError as error:
-            raise ConfigError(f"the training of {name!r}: {error}") from error
+            place = f" ({path})" if name in tables else ""
+            raise ConfigError(f"the training of {name!r}{place}: {error}") from error
     return settings
 
 

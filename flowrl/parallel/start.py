@@ -10,9 +10,8 @@ from pathlib import Path
 
 from flowrl import config as configs
 from flowrl import storage
-from flowrl.config import BottomUpConfig, LaunchConfig, PPOConfig, ScheduleConfig
+from flowrl.config import LaunchConfig, PPOConfig, ScheduleConfig
 from flowrl.errors import ConfigError, classify_io_error, format_error
-from flowrl.games.base import find_game
 from flowrl.launchers import sandbox
 from flowrl.launchers.gpus import Device, check_devices, slots, visible_devices
 from flowrl.launchers.launcher import Launcher
@@ -24,17 +23,17 @@ from flowrl.paths import GraphPaths
 CUDA_PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
 
 
-def check_machine(graph_path: Path, ppo: PPOConfig) -> None:
-    """Raise ConfigError, with the remedy, if runs will lack a folder or a package.
+def check_machine(graph_path: Path, ppo: PPOConfig, launch: LaunchConfig) -> None:
+    """Raise ConfigError, with the remedy, if runs will lack a folder, a package or tmux.
 
     OSError means that the disk is full.
     """
+    open_launcher(launch)
     if ppo.use_wandb and importlib.util.find_spec("wandb") is None:
         raise ConfigError("--use_wandb needs wandb: pip install '.[wandb]' in flowrl's folder")
     cache = sandbox.compile_cache(ppo.compile_cache, os.environ)
     for flag, folder in (("compile_cache", cache), ("graph_path", graph_path)):
         try:
-            storage.make_dir(folder)
             storage.try_writing(folder)
         except OSError as error:
             if classify_io_error(error) == "disk":
@@ -44,22 +43,13 @@ def check_machine(graph_path: Path, ppo: PPOConfig) -> None:
             raise ConfigError(
                 f"--{flag} {folder} cannot be written ({format_error(error)}); choose another"
             ) from error
-
-
-def check_coverage(config: BottomUpConfig) -> None:
-    """Make sure that a bonus for coverage that was asked for can be given; raises ConfigError."""
-    ppo = config.ppo
-    if not ppo.coverage_bonus or "coverage_bonus" not in config.origins:
-        return
-    asked = f"--coverage_bonus {ppo.coverage_bonus:g}"
-    if not ppo.sight:
-        raise ConfigError(f"{asked} needs experts that see where they have been; add --sight")
-    if find_game(ppo.env_name).cells is None:
-        raise ConfigError(f"{asked}: the game {ppo.env_name} has no cells to visit; leave it out")
+    storage.make_dir(cache)
 
 
 def refuse_shared_folder(folder: Path, *, trust: bool) -> None:
     """Raise ConfigError if others may change the graph: it is another's, or all may write."""
+    if not folder.exists():
+        return
     status = folder.stat()
     others = status.st_uid != os.geteuid() or status.st_mode & stat.S_IWOTH
     if others and not trust:

@@ -34,10 +34,8 @@ from flowrl.parallel.skill_sources import (
     skill_configs,
 )
 from flowrl.parallel.start import (
-    check_coverage,
     check_machine,
     device_slots,
-    open_launcher,
     open_scheduler,
     refuse_shared_folder,
 )
@@ -136,7 +134,6 @@ def _open(graph_paths: GraphPaths, config: BottomUpConfig) -> OpenedGraph:
     """Read and check all that a start needs; nothing in the folder changes."""
     check_graph_record(graph_paths, config.ppo)
     StateFile(graph_paths.scheduler_state).load()  # refused now, or never
-    check_coverage(config)
     merge_rule(config.graph)  # refused now, or never
     sandbox.child_env(("0",), passed=config.launch.pass_env)
     each, wanted = config.schedule.devices_per_run, config.ppo.num_devices
@@ -159,8 +156,7 @@ def _open(graph_paths: GraphPaths, config: BottomUpConfig) -> OpenedGraph:
         trust=config.graph.trust_skills,
         confine=confinement.in_folder,
     )
-    open_launcher(config.launch)  # refused before the folder is made
-    check_machine(graph_paths.root, config.ppo)
+    check_machine(graph_paths.root, config.ppo, config.launch)
     refuse_shared_folder(graph_paths.root, trust=config.graph.trust_folder)
     return OpenedGraph(
         graph=graph,

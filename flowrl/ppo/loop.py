@@ -136,7 +136,7 @@ def train(  # noqa: PLR0913
             length=stats.episode_length,
             total=stats.episode_return,
         )
-        of_update = stats.counts[: env.num_tasks].astype(np.int64)
+        of_update = np.asarray(stats.counts[: env.num_tasks], np.int64)
         episodes.count(of_update, ended=int(stats.done.sum()))
         counts = counts + of_update
         if not whole:
@@ -149,7 +149,7 @@ def train(  # noqa: PLR0913
             episodes=episodes,
             rates=rates,
             figures={name: float(figure) for name, figure in stats.figures.items()},
-            counts=counts,
+            counts=np.asarray(counts),
             reached=reached,
             ended=reached or counted.updates >= num_updates(config),
             stop=code,

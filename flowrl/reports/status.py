@@ -300,11 +300,17 @@ def read_rows(graph_paths: GraphPaths) -> list[SkillRow]:
     """Return every skill in the order of adding; FileRefusedError if the folder is no graph."""
     state = StateFile(graph_paths.scheduler_state).load()
     if state is None:
+        root = graph_paths.root
         begun = any(graph_paths.sweeps.glob("*/sweep.json"))  # nothing but trials was trained yet
-        if begun or SweepPaths(graph_paths.root).sweep_json.exists():  # not begun, or by Ray
+        if begun or SweepPaths(root).sweep_json.exists():  # not begun, or by Ray
             return []
+        if graph_paths.checkpoints.is_dir():
+            raise FileRefusedError(
+                f"{root} has lost its scheduler_state.json; flowrl recover "
+                f"{shlex.quote(str(root))} makes it anew of checkpoints/ and the runs"
+            )
         raise FileRefusedError(
-            f"{graph_paths.root} is no graph: it has no scheduler_state.json; name the folder of a "
+            f"{root} is no graph: it has no scheduler_state.json; name the folder of a "
             "graph (GRAPH comes first), or let flowrl train make one"
         )
     return [_row(graph_paths, state, entry) for entry in state.entries.values()]
@@ -318,7 +324,8 @@ def _read_stop_mode(graph_paths: GraphPaths) -> str:
 
 def last_command(graph_paths: GraphPaths) -> str:
     """Return the command of the last start, to be given again: its flags say what is trained."""
-    return printable(notices.read(graph_paths).get("command") or "the same command as before")
+    command = notices.read(graph_paths).get("command", "the same command as before")
+    return printable(command.replace("GRAPH", shlex.quote(str(graph_paths.root)), 1))
 
 
 def find_row(rows: Sequence[SkillRow], wanted: str, graph: Path) -> SkillRow:

@@ -186,8 +186,12 @@ def make_dir(path: Path, *, durable: bool = True) -> Path:
 
 
 def try_writing(folder: Path) -> None:
-    """Write a file without a name into a folder; raises OSError where none can be written."""
-    tempfile.TemporaryFile(dir=folder).close()
+    """Write a file without a name into a folder, or into the next one above it that is there.
+
+    Raises OSError where none can be written; nothing is left on disk.
+    """
+    place = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
+    tempfile.TemporaryFile(dir=place).close()
 
 
 def make_file(path: Path) -> None:

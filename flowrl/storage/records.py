@@ -82,7 +82,9 @@ def read_document(
 ) -> dict[str, Any]:
     """Read a record as plain JSON values, without `format` and seal; raises as `read` does."""
     document = read_json(path, limit_bytes=limit_bytes, remedy=remedy)
-    version = document.pop("format", None)
+    if "format" not in document:
+        raise FileRefusedError(f"{path} is no record of flowrl: it has no format; {remedy}")
+    version = document.pop("format")
     if type(version) is not int or version != 1:
         other = "" if remedy == RESTORE else f", or {remedy}"
         raise FormatVersionError(
@@ -148,6 +150,11 @@ def at_least(low: float) -> Check:
     return _check(lambda value: value >= low, f"must be at least {low:g}")
 
 
+def at_most(high: float) -> Check:
+    """Return a check for the type of a field: a number up to `high`."""
+    return _check(lambda value: value <= high, f"must be at most {high:,}")
+
+
 def above(low: float) -> Check:
     """Return a check for the type of a field: a number above `low`."""
     return _check(lambda value: value > low, f"must be above {low:g}")
@@ -155,7 +162,7 @@ def above(low: float) -> Check:
 
 def within(low: float, high: float) -> Check:
     """Return a check for the type of a field: a number from `low` to `high`."""
-    return _check(lambda value: low <= value <= high, f"must lie in [{low:g}, {high:g}]")
+    return _check(lambda value: low <= value <= high, f"must lie in [{low:.12g}, {high:.12g}]")
 
 
 def _check(holds: Callable[[Any], Any], problem: str) -> Check:

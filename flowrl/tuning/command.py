@@ -71,7 +71,7 @@ def run_sweep(config: SweepConfig) -> int:
         trust=training.graph.trust_skills,
         confine=confinement.in_folder,
     )
-    check_machine(graph_paths.root, training.ppo)
+    check_machine(graph_paths.root, training.ppo, training.launch)
     refuse_shared_folder(graph_paths.root, trust=training.graph.trust_folder)
     scheduler = open_scheduler(sweep_paths, training.schedule, training.launch, devices=devices)
     with scheduler:

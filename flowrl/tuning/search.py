@@ -10,11 +10,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from flowrl.arguments import count
+from flowrl.arguments import Count, CountOrZero, count
 from flowrl.config import Configuration
 from flowrl.errors import ConfigError
 from flowrl.measures.objectives import RUN_MEASURES, parse_objective
-from flowrl.storage.records import Natural, Positive
 from flowrl.tuning.pruning import Pruner
 from flowrl.tuning.space import Dimension, Point, SearchInput, Space, Value
 
@@ -35,18 +34,18 @@ class SearchConfig(Configuration):
 
     method: Method = "cooled"
     """How points are chosen; protein, carbs and cleanrl are other names of cooled."""
-    trials: Positive | None = None
+    trials: Count | None = None
     """Most trials of the search (default: 20, or as many as --budget lets)."""
     budget: str | None = None
     """What the search may cost: seconds of training as 90s, 30m or 2h, or frames as 20M."""
     objective: str = "progress=1"
     """What a trial is scored by: weights and limits of success, progress, frames, seconds, steps,
     return, such as success=1,frames=0.5,success>=0.8."""
-    max_failures: Positive = 5
+    max_failures: Count = 5
     """The search ends when so many trials have failed."""
     pruner: Pruner = "none"
     """The rule that ends trials which are unlikely to become the best."""
-    confirm: Natural = 5
+    confirm: CountOrZero = 5
     """Seeds with which the best points and the default are trained again; 0 for none."""
 
     def problems(self) -> Iterator[str]:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from flowrl import config as configs
-from flowrl.arguments import other_flags
-from flowrl.config import AboveZero, AttemptConfig, BottomUpConfig, Positive, PPOConfig, StartConfig
+from flowrl.arguments import Count, other_flags
+from flowrl.config import AboveZero, AttemptConfig, BottomUpConfig, PPOConfig, StartConfig
 from flowrl.errors import ConfigError, closest
 from flowrl.experts.store import ExpertStore
 from flowrl.parallel.recovery import recorded_config
@@ -63,7 +63,7 @@ class SweepConfig(StartConfig):
     """What runs the trials: flowrl's scheduler, or Ray Tune on this machine."""
     timeout: AboveZero | None = None
     """Hours, from this start, after which no trial is begun."""
-    max_concurrent: Positive = 2
+    max_concurrent: Count = 2
     """Most trials side by side."""
     keep_winner: bool = False
     """Merge the best expert of a confirmed point into the graph."""

@@ -111,7 +111,7 @@ def test_every_command_leaves_its_request_and_says_that_nobody_is_up(
         (["pause", "Nobody"], 1, "has no skill 'Nobody'"),
         (["pause"], 2, "name one skill, or say --all"),
         (["resume", "A", "--all"], 2, "name one skill, or say --all"),
-        (["priority", "B", "9999999"], 2, "must lie within"),
+        (["priority", "B", "9999999"], 2, "must lie in [-1000000, 1000000]"),
     ],
 )
 def test_what_cannot_be_asked_is_refused_before_it_is_asked(tmp_path, capsys, words, code, why):

@@ -22,6 +22,7 @@ from flowrl.arguments import Argument, Given, Origin
 from flowrl.config import BottomUpConfig
 from flowrl.errors import ConfigError, FlowrlError
 
+VAST = ("seed", "run_memory", "run_disk")  # of 64 bits
 WORDS = st.text(string.ascii_letters + string.digits + "_é", min_size=1, max_size=12)
 HOSTILE = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 QUIET = settings(
@@ -39,34 +40,40 @@ def takes_no_word(argument: Argument) -> bool:
     return kind in (int, float) or get_origin(kind) is Literal
 
 
+def wrong_value(draw: Callable, flag: Argument) -> list[str]:
+    """A flag with a value that is none of its own, too large, too small or too long."""
+    if flag.type is bool:
+        return [f"--{flag.name}={draw(WORDS)}"]
+    if not takes_no_word(flag):
+        return [f"--{flag.name}="]
+    wrong = [f"x{draw(WORDS)}", "x" * 5000, "9" * 5000, "1e18"]
+    wrong += ["1e-320", "1e300"] if flag.type is float else []
+    wrong += ["1e17"] if flag.type is int and flag.name not in VAST else []
+    return [f"--{flag.name}", draw(st.sampled_from(wrong))]
+
+
 @st.composite
 def wrong_lines(draw: Callable) -> tuple[list[str], str]:
     """A command line that must be refused, and what the answer must name."""
     command = draw(st.sampled_from(sorted(cli.ALL)))
     named = [each for each in flags_of(command) if not each.positional]
     words = command.split()
-    kinds = ["unknown"] + ["value", "none"] * bool(named)
-    match draw(st.sampled_from(kinds)):
-        case "value":
-            flag = draw(st.sampled_from(named))
-            if flag.type is bool:
-                return [*words, f"--{flag.name}={draw(WORDS)}"], f"--{flag.name}"
-            if not takes_no_word(flag):
-                return [*words, f"--{flag.name}="], f"--{flag.name}"
-            wrong = f"x{draw(WORDS)}"
-            return [*words, f"--{flag.name}", wrong], f"--{flag.name}"
-        case "none":
-            flag = draw(st.sampled_from(named))
-            if flag.type is bool:
-                return [*words, f"--{flag.name}", "true"], f"--{flag.name}"
-            return [*words, f"--{flag.name}"], f"--{flag.name}"
-        case _:
-            known = draw(st.sampled_from([each.name for each in named] or ["json"]))
-            at = draw(st.integers(0, len(known) - 1))
-            flag = draw(st.sampled_from([known[:at] + known[at + 1 :], f"{known}{draw(WORDS)}"]))
-            if flag.removeprefix("no_") in arguments.arguments(cli.class_of(command)):
-                flag = "thisisnoflag"
-            return [*words, f"--{flag}"], f"--{flag}"
+    kind = draw(st.sampled_from(["unknown"] + ["value", "none", "twice"] * bool(named)))
+    if kind == "unknown":
+        known = draw(st.sampled_from([each.name for each in named] or ["json"]))
+        at = draw(st.integers(0, len(known) - 1))
+        flag = draw(st.sampled_from([known[:at] + known[at + 1 :], f"{known}{draw(WORDS)}"]))
+        if flag.removeprefix("no_") in arguments.arguments(cli.class_of(command)):
+            flag = "thisisnoflag"
+        return [*words, f"--{flag}"], f"--{flag}"
+    flag = draw(st.sampled_from([each for each in named if kind != "twice" or not each.many]))
+    if kind == "value":
+        return [*words, *wrong_value(draw, flag)], f"--{flag.name}"
+    if kind == "none":
+        value = ["true"] if flag.type is bool else []
+        return [*words, f"--{flag.name}", *value], f"--{flag.name}"
+    once = f"--{flag.name}" if flag.type is bool else f"--{flag.name}=1"
+    return [*words, once, once], f"--{flag.name} is given twice"
 
 
 def answer(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -77,6 +84,7 @@ def answer(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     assert code == 2
     assert line.startswith("flowrl: ")
     assert line.isprintable()
+    assert len(line) < 600
     return line
 
 
@@ -87,6 +95,24 @@ def test_a_wrong_flag_of_any_command_is_named_in_one_line(tmp_path, monkeypatch,
     words, named = wrong
     assert named.replace("-", "_") in answer(words, capsys).replace("-", "_"), words
     assert list(tmp_path.iterdir()) == []
+
+
+def positionals(command: str) -> list[Argument]:
+    found = [each for each in flags_of(command) if each.positional]
+    return found if found[:1] and found[0].name == "graph_path" else []
+
+
+@pytest.mark.parametrize("command", [name for name in cli.ALL if positionals(name)])
+def test_words_before_the_graph_are_told_that_it_comes_first(
+    tmp_path, monkeypatch, capsys, command
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "graph.json").touch()
+    words = ["Collect Wood", "10"][: max(1, len(positionals(command)) - 1)]
+    for place in range(1, len(words) + 1):
+        line = [*command.split(), *words[:place], "mine", *words[place:]]
+        assert "'mine' is a graph, and GRAPH comes first: flowrl" in answer(line, capsys)
 
 
 @given(HOSTILE.filter(lambda word: word not in (*cli.ALL, "help") and word[:1] not in ("-", "")))

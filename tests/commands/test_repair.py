@@ -107,7 +107,7 @@ def test_a_continuation_that_is_merged_and_not_yet_in_the_state_is_no_damage(gra
 def test_a_rollback_to_nowhere_is_refused(graph_paths, capsys, generation, words):
     before = all_files(graph_paths.root)
     code, said = flowrl(capsys, "rollback", graph_paths.root, generation)
-    assert code != 0
+    assert code == 2
     assert words in said
     assert all_files(graph_paths.root) == before
 

@@ -305,7 +305,7 @@ def test_a_hostile_request_does_nothing_and_is_answered(start, world, text):
     assert not list(scheduler.graph_paths.requests.iterdir())
 
 
-def test_links_folders_pipes_and_strange_names_are_no_requests(start, tmp_path):
+def test_links_folders_pipes_and_strange_names_are_no_requests(start, tmp_path, caplog):
     scheduler = two_skills(start)
     folder = storage.make_dir(scheduler.graph_paths.requests)
     good = '{"format": 1, "verb": "cancel", "skill": "A"}'
@@ -321,6 +321,7 @@ def test_links_folders_pipes_and_strange_names_are_no_requests(start, tmp_path):
     assert words(scheduler)["A"] == "running"
     assert secret.read_text() == good
     assert all(said.startswith("refused") for said in outcomes(scheduler).values())
+    assert caplog.text.count("x;reboot.json' is ignored: no request has this name; call it") == 1
     assert not scheduler.inbox.waiting, "what stays there does not keep the daemon awake"
     assert asked_beside(scheduler, Verb.PAUSE, "A") == "done"
 

@@ -51,10 +51,14 @@ def folders(tmp_path_factory, template) -> Path:  # noqa: F811
         ("Collect Coal", HELD),
         ("Make Wood Pickaxe", WAITING, ("Collect Wood", "Place Table")),
     )
-    for name in ("empty", "skills", "bad", "bad_skill", "typo"):
+    for name in ("empty", "skills", "bad", "bad_skill", "typo", "bonus"):
         (place / name).mkdir()
     (place / "FILE").touch()
     (place / "skills" / "tea.py").write_text(skill_text())
+    bonus = skill_text().replace(
+        "consumption", 'training = {"coverage_bonus": 0.1}\nconsumption', 1
+    )
+    (place / "bonus" / "tea.py").write_text(bonus)
     (place / "bad_skill" / "imports.py").write_text(BAD["imports.py"])
     (place / "typo" / "tea.py").write_text(skill_text().replace("nts = {}", 'nts = {"woood": "n"}'))
     for name, text in BAD.items():
@@ -79,6 +83,14 @@ def edited_state(monkeypatch):
 
 def born(monkeypatch):
     record_graph(GraphPaths(Path("graph")), PPOConfig())
+
+
+def without_state(monkeypatch):
+    GraphPaths(Path("graph")).scheduler_state.unlink()
+
+
+def without_format(monkeypatch):
+    GraphPaths(Path("graph")).graph_json.write_text("{}")
 
 
 def without_wandb(monkeypatch):
@@ -136,5 +148,5 @@ def test_a_mistake_is_answered_in_one_line(folders, tmp_path, monkeypatch, capfd
     assert got.code == mistake["code"], got
 
 
-def test_the_table_has_86_mistakes():
-    assert len(TABLE) == len({str(mistake) for mistake in TABLE}) == 86
+def test_the_table_has_92_mistakes():
+    assert len(TABLE) == len({str(mistake) for mistake in TABLE}) == 92
