@@ -282,8 +282,6 @@ def split(kind: type, words: Sequence[str], *, prog: str) -> Given:
             rest.append(word)
             continue
         argument, switch = _find(kind, word.partition("=")[0], prog)
-        if argument.name in given and not argument.many:
-            raise ConfigError(f"--{argument.name} is given twice; leave one of them out")
         taken = [switch] if argument.type is bool else []
         taken += _following(argument, word, queue)
         given[argument.name] = [*given.get(argument.name, ()), *taken] if argument.many else taken

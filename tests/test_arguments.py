@@ -118,8 +118,6 @@ def test_the_environment_says_which_graph():
         (RollbackCommand, "exp/demo twelve", "GENERATION is 'twelve', not a whole number such as"),
         (BottomUpConfig, "--merge_policy best", "--merge_policy is 'best', not one of frame_count"),
         (BottomUpConfig, "--lr=", "--lr has no value"),
-        (BottomUpConfig, "--lr 1 --lr=1", "--lr is given twice; leave one of them out"),
-        (BottomUpConfig, "--strict --no-strict", "--strict is given twice"),
         (BottomUpConfig, "--no-lr", "flowrl x has no flag --no-lr"),
         (BottomUpConfig, "--gpu_ids 0 x", "--gpu_ids is 'x', not a whole number"),
     ],

@@ -26,6 +26,7 @@ TINY = (
     "--max_task_steps=40",
     "--success_state_rate=0",
     "--needs_success_rate=0",
+    "--min_success_rate=0",
 )
 SKILLS = {"Collect Wood": 0, "Place Table": 1}
 DEADLINE_SECONDS = limit(280.0)
@@ -144,7 +145,6 @@ def test_the_merged_experts_episodes_can_be_judged(graph_paths, capfd):
 def test_one_after_another_and_then_on_over_a_killed_scheduler(tmp_path, capsys):
     root = tmp_path / "graph"
     words = ["--graph_path", str(root), "--target_skill", "Collect Wood", *TINY]
-    words.append("--min_success_rate=0")
     words[words.index("--max_task_steps=40")] = "--max_task_steps=1"  # with hardly any success
     assert bottomup.main(words) == 0
     capsys.readouterr()

@@ -58,7 +58,7 @@ def wrong_lines(draw: Callable) -> tuple[list[str], str]:
     command = draw(st.sampled_from(sorted(cli.ALL)))
     named = [each for each in flags_of(command) if not each.positional]
     words = command.split()
-    kind = draw(st.sampled_from(["unknown"] + ["value", "none", "twice"] * bool(named)))
+    kind = draw(st.sampled_from(["unknown"] + ["value", "none"] * bool(named)))
     if kind == "unknown":
         known = draw(st.sampled_from([each.name for each in named] or ["json"]))
         at = draw(st.integers(0, len(known) - 1))
@@ -66,14 +66,11 @@ def wrong_lines(draw: Callable) -> tuple[list[str], str]:
         if flag.removeprefix("no_") in arguments.arguments(cli.class_of(command)):
             flag = "thisisnoflag"
         return [*words, f"--{flag}"], f"--{flag}"
-    flag = draw(st.sampled_from([each for each in named if kind != "twice" or not each.many]))
+    flag = draw(st.sampled_from(named))
     if kind == "value":
         return [*words, *wrong_value(draw, flag)], f"--{flag.name}"
-    if kind == "none":
-        value = ["true"] if flag.type is bool else []
-        return [*words, f"--{flag.name}", *value], f"--{flag.name}"
-    once = f"--{flag.name}" if flag.type is bool else f"--{flag.name}=1"
-    return [*words, once, once], f"--{flag.name} is given twice"
+    value = ["true"] if flag.type is bool else []
+    return [*words, f"--{flag.name}", *value], f"--{flag.name}"
 
 
 def answer(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
