@@ -95,7 +95,7 @@ def test_flags_are_those_of_the_command_with_environment_and_file(tmp_path, monk
     assert (flags["lr"], flags["seed"], flags["total_timesteps"]) == (0.5, 7, 5_000_000)
     assert (flags["skills_dir"], flags["gpu_ids"]) == (Path("own"), (0, 1))
     assert seen[0].origins["lr"] == "environment"
-    assert seen[0].command.startswith("flowrl train --graph_path=")
+    assert seen[0].command.startswith("flowrl train GRAPH --")
     with pytest.raises(ConfigError, match="nowhere"):
         flowrl.train(tmp_path / "graph", config="nowhere.toml")
 

@@ -15,7 +15,7 @@ from flowrl.reports.why import explanation_of
 
 @dataclass(frozen=True, kw_only=True)
 class WhyCommand(ReportCommand):
-    """Say in which step of its plan a skill fails most, what of, and what may help.
+    """Say in which step of its plan a skill fails, and why.
 
     Examples:
       flowrl why exp/demo "Make Iron Pickaxe"

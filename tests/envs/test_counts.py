@@ -92,20 +92,20 @@ def test_only_the_chosen_rows_are_counted():
     assert (np.asarray(sum(parts))[:TASKS, 1] == tally["done"]).all()
 
 
-def keeping(worlds_of, *, bound: bool) -> Walk:
-    """Wood, then coal; later steps need a stone, and the wood that the first step has."""
+@pytest.fixture(scope="module", params=[False, True], ids=["counted", "bound"])
+def keeping(request, worlds_of) -> Walk:
+    """Wood, a step, coal; after the second, a stone and the first step's wood are needed."""
     facts = "'expert': 5, 'keeps': {'stone': 1}, 'facts': {'wood_there': 0}}"
     first = WOOD._replace(is_done="(inventory):\n    return inventory.wood >= 2")
     second = STONE._replace(is_done="(timestep):\n    return timestep > 0")
     module = load_module(module_text([first, second, COAL]).replace("'expert': 5}", facts))
-    env = make_env(CLASSIC, module, max_task_steps=9, keep_needs=bound)
+    env = make_env(CLASSIC, module, max_task_steps=9, keep_needs=request.param)
     return Walk(env, worlds_of(CLASSIC)[1])
 
 
-@pytest.mark.parametrize("bound", [False, True])
 @pytest.mark.parametrize(("wood", "stone"), [(2, 1), (2, 0), (1, 1), (0, 0)])
-def test_a_step_counts_only_with_what_later_steps_need(worlds_of, bound, wood, stone):
-    walk = keeping(worlds_of, bound=bound)
+def test_a_step_counts_only_with_what_later_steps_need(keeping, wood, stone):
+    walk, bound = keeping, bool(keeping.env.plan.bound)
     state, _ = walk.step(with_items(walk.state, wood=2, stone=1))
     state, output = walk.step(with_items(state, wood=wood, stone=stone))
     kept = wood == 2 and stone == 1
@@ -118,8 +118,8 @@ def test_a_step_counts_only_with_what_later_steps_need(worlds_of, bound, wood, s
     assert second.kept == {"stone": alive * stone, "wood_there": alive * (wood == 2)}
 
 
-def test_what_is_spare_is_seen(worlds_of):
-    walk = keeping(worlds_of, bound=False)
+def test_what_is_spare_is_seen(keeping):
+    walk = keeping
     items = sorted(walk.env.game.items)
     state, _ = walk.step(with_items(walk.state, wood=2, stone=1))
     seen = []

@@ -445,4 +445,4 @@ def test_confined_trainers_are_given_no_secret_by_value():
 def test_a_graph_that_is_a_link_to_itself_is_refused_in_one_line(tmp_path, capsys):
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     assert cli.main(["train", str(tmp_path / "loop"), "--launcher=local"]) == 2
-    assert "loop cannot be written" in capsys.readouterr().err.splitlines()[-1]
+    assert "loop is a link that leads to no folder" in capsys.readouterr().err.splitlines()[-1]

@@ -79,7 +79,7 @@ def changed(folder, **facts):
 @pytest.mark.parametrize(
     ("spoil", "problem"),
     [
-        (shutil.rmtree, "has no finished run"),
+        (shutil.rmtree, "has no run.json; name the folder of a run"),
         (lambda folder: IndependentPaths(folder).result_json.unlink(), "has no finished run"),
         (lambda folder: changed(folder, actions=[9, 9, 9]), "run.json"),
         (lambda folder: changed(folder, layer_size="wide"), "run.json"),

@@ -49,7 +49,7 @@ def test_each_skill_is_trained_as_its_file_and_its_table_say(tmp_path):
     ("text", "complaint"),
     [
         ('["Collect Wod"]\nlr = 1\n', "no skill 'Collect Wod'; closest are 'Collect Wood'"),
-        ('["Collect Wood"]\nlrr = 1\n', "training of 'Collect Wood': 'lrr' is no setting of"),
+        ('["Collect Wood"]\nlrr = 1\n', "'lrr' is no setting of"),
         ('["Collect Wood"]\nactivation = "relu"\n', "activation is the same for all skills"),
         ('["Collect Wood"]\nnum_minibatches = 7\n', "do not divide into --num_minibatches 7"),
         ("lr = 1\n", "there is no skill 'lr'"),

@@ -78,9 +78,6 @@ def _promise(lines: list[str], name: str) -> Iterator[None]:
 
 
 def _check_names(game: Game, lines: list[str]) -> None:
-    for name in ("observation_size", "num_actions", "capacity"):
-        if getattr(game, name) < 1:
-            lines.append(f"{name}: is {getattr(game, name)}; it is 1 at least")
     for name, count in Counter([*game.features, *game.items, *game.enums]).items():
         if count > 1 or not name.isidentifier():
             lines.append(f"names: {name!r} is taken twice or no plain name; rename it")
