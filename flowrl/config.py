@@ -140,7 +140,7 @@ class PPOConfig(Configuration):
     sight: bool = True
     """Let experts also see the nearest cell of each kind, what their step lacks, its time left, and
     where they have been in it."""
-    settled_frames: FramesOrZero = 0
+    settled_frames: FramesOrZero = 300_000
     """Frames after which an expert learns with half the learning rate, and with a quarter after
     three times as many; 0: always with the whole rate."""
     keep_needs: bool = True
