@@ -38,15 +38,16 @@ from flowrl.skills.graph import SkillGraph
 from flowrl.skills.skill import load_library
 
 ARMS = {
-    "the game's observation": {"sight": False},
-    "sight": {"sight": True, "coverage_bonus": 0.0},
-    "sight, coverage bonus": {"sight": True, "coverage_bonus": 0.03},
+    "the game's observation": {"sight": False, "settled_frames": 0},
+    "sight": {"sight": True, "coverage_bonus": 0.0, "settled_frames": 0},
+    "sight, coverage bonus": {"sight": True, "coverage_bonus": 0.03, "settled_frames": 0},
 }
+OFF = {"keep_needs": False, "settled_frames": 0, "schedule_timesteps": 10_000_000}
 PLAN_ARMS = {
-    "steps as their skills say": {"keep_needs": False, "settled_frames": 0},
-    "steps keep what later ones need": {"keep_needs": True, "settled_frames": 0},
-    "and experts settle after 300k frames": {"keep_needs": True, "settled_frames": 300_000},
-    "and experts settle after 100k frames": {"keep_needs": True, "settled_frames": 100_000},
+    "steps as their skills say": OFF,
+    "steps keep what later ones need": {**OFF, "keep_needs": True},
+    "experts also settle after 300k frames": {**OFF, "keep_needs": True, "settled_frames": 300_000},
+    "experts also settle after 100k frames": {**OFF, "keep_needs": True, "settled_frames": 100_000},
 }
 SHARES = (0.5, 0.7, 0.9)
 PLAN_SHARES = (0.2, 0.4, 0.5)

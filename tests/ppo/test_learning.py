@@ -18,6 +18,7 @@ from flowrl.ppo.loop import (
     frames_per_update,
     learning_rate,
     num_updates,
+    settled,
     start,
     train,
 )
@@ -147,6 +148,12 @@ def test_the_same_seed_trains_the_same_parameters():
 def test_a_loss_that_is_no_number_ends_training_and_names_the_update():
     with pytest.raises(TrainingError, match=r"update 1 of 40 left the loss at nan.*--lr"):
         list(turns(tiny_envs.Broken()))
+
+
+def test_an_expert_settles_by_its_frames():
+    config = replace(CONFIG, settled_frames=1000)
+    assert settled(config, np.array([0, 1000, 3000])).tolist() == [1.0, 0.5, 0.25]
+    assert settled(replace(CONFIG, settled_frames=0), np.array([0, 10**9])).tolist() == [1.0, 1.0]
 
 
 def test_the_learning_rate_falls_over_the_schedule_if_that_is_longer():

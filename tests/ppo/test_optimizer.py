@@ -12,18 +12,31 @@ from flowrl.ppo.loss import Hyperparameters
 HYPER = Hyperparameters.of(PPOConfig(max_grad_norm=0.5), 0.1)
 
 
-def stepped(rows_per_step, grads, num_experts=3):
+def stepped(rows_per_step, grads, num_experts=3, hyper=HYPER):
     params = {"w": jnp.arange(num_experts * 4.0).reshape(num_experts, 4)}
     state = optimizer.init(params)
     for rows in rows_per_step:
         params, state = optimizer.step(
-            HYPER,
+            hyper,
             params=params,
             state=state,
             grads={"w": grads},
             rows=jnp.asarray(rows),
         )
     return params, state
+
+
+def test_each_expert_moves_at_its_own_rate_bit_for_bit():
+    grads = jax.random.normal(jax.random.key(1), (3, 4))
+    rates = np.array([0.1, 0.05, 0.0], np.float32)
+
+    def moved(lr) -> jax.Array:
+        return stepped([[5, 5, 5]] * 3, grads, hyper=HYPER._replace(lr=lr))[0]["w"]
+
+    together, equal = moved(rates), moved(np.full(3, 0.1, np.float32))
+    for expert, rate in enumerate(rates):
+        np.testing.assert_array_equal(together[expert], moved(rate)[expert])
+    np.testing.assert_array_equal(equal, moved(np.float32(0.1)))
 
 
 def test_an_expert_without_rows_stays_as_it_was_in_spite_of_its_momentum():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+from collections.abc import Sequence
 
 import pytest
 
@@ -239,6 +240,35 @@ def test_every_plan_of_a_random_library_succeeds_within_the_capacity(seed):
         with contextlib.suppress(GraphError):  # some need more than can be carried
             made = graph.plan(name, rng.choice([1, 1, 2]))
             simulate(graph.skills, made, capacity=graph.capacity)  # raises nothing
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_what_a_step_keeps_is_enough_for_the_rest_and_nothing_can_be_spared(seed):
+    rng = random.Random(seed)
+    graph = SkillGraph(random_library(rng))
+    for name in graph.order():
+        with contextlib.suppress(GraphError):  # some need more than can be carried
+            made = graph.plan(name)
+            for place, kept in enumerate(graph.kept(made)):
+                own = graph.skills[made[place].skill].gain
+                held = {item: amount.at(made[place].count) for item, amount in own.items()}
+                levels = {**held, **{item: max(held.get(item, 0), n) for item, n in kept.items()}}
+                rest = made[place + 1 :]
+                assert goes_on(graph, levels, rest)
+                for item, need in kept.items():
+                    assert not goes_on(graph, {**levels, item: need - 1}, rest), (place, item)
+
+
+def goes_on(graph: SkillGraph, levels: dict[str, int], rest: Sequence[Step]) -> bool:
+    """Whether the rest of a plan succeeds with these items, ephemeral ones among them."""
+    places = [item for item in levels if item in ephemeral_items(graph.skills.values())]
+    given = {"nothing": 1} | {item: n for item, n in levels.items() if n}
+    gift = skill("Gift", given, ephemeral=[place for place in places if place in given])
+    skills = {**graph.skills, "Gift": gift}
+    with contextlib.suppress(GraphError):
+        simulate(skills, [Step(skill="Gift", count=1), *rest], capacity=1_000)
+        return True
+    return False
 
 
 def test_what_is_made_at_a_place_is_made_after_coming_there():
