@@ -76,6 +76,7 @@ class ExportedExpert:
     arrays: Word
     module: Word
     max_task_steps: Steps
+    keep_needs: bool
     approvals: tuple[CodeApproval, ...]
 
     @property
@@ -244,6 +245,7 @@ class Agent:
             module,
             max_task_steps=expert.max_task_steps,
             sight=self.record.sight,
+            keep_needs=expert.keep_needs,
         )
         use_compile_cache(None)
         packed = pack(stack_experts([self.params[index] for index in module.experts]))
@@ -296,6 +298,7 @@ def _write_expert(
         arrays=_digest(content),
         module=_digest(code),
         max_task_steps=run.config["max_task_steps"],
+        keep_needs=run.config.get("keep_needs", False),
         approvals=run.approvals,
     )
 
