@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from flowrl import config as configs
-from flowrl.arguments import arguments, closest_flag, value_given
-from flowrl.config import BottomUpConfig, Positive, Sandbox
+from flowrl.arguments import Count, Seed, arguments, closest_flag, value_given
+from flowrl.config import BottomUpConfig, Sandbox
 from flowrl.errors import ConfigError
 from flowrl.experts.store import ExpertStore
 from flowrl.launchers.confined import confined_run
@@ -86,8 +86,8 @@ def evaluate(
       ConfinedError: the episodes could not be played; says why.
     """
     graph_paths = existing_graph(given_path(graph).absolute())
-    episodes = value_given("flowrl.evaluate: episodes", Positive, episodes)
-    seed = value_given("flowrl.evaluate: seed", int, seed)
+    episodes = value_given("flowrl.evaluate: episodes", Count, episodes)
+    seed = value_given("flowrl.evaluate: seed", Seed, seed)
     sandbox = value_given("flowrl.evaluate: sandbox", Sandbox, sandbox)
     skill = str(skill)  # an expert's number, too
     run = read_run(ExpertStore(graph_paths).archive_of(skill))
@@ -121,5 +121,7 @@ def _words(name: str, value: Any) -> list[str]:
     if isinstance(value, bool) and arguments(BottomUpConfig)[name].type is bool:
         return [f"--{name}" if value else f"--no-{name}"]
     items = value if isinstance(value, list | tuple) else [value]
+    if len(items) > 1 and not arguments(BottomUpConfig)[name].many:
+        raise ConfigError(f"flowrl.train: {name} takes one value, not {len(items)}")
     items = [given_path(item) if isinstance(item, Path) else item for item in items]
     return [f"--{name}={item}" for item in items if item is not None]

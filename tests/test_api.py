@@ -65,6 +65,10 @@ def test_what_cannot_be_is_an_error_of_flowrl_and_changes_nothing(tmp_path):
         flowrl.train(tmp_path / "graph", learning_rat=1)
     with pytest.raises(ConfigError, match="no flag 'learning_rate'; it is called lr; see"):
         flowrl.train(tmp_path / "graph", learning_rate=1)
+    with pytest.raises(ConfigError, match="lr takes one value, not 2"):
+        flowrl.train(tmp_path / "g", lr=[1e-3, 2e-3])
+    with pytest.raises(ConfigError, match="'' is no path"):
+        flowrl.train("")
     with pytest.raises(ConfigError, match="no flag 'graph_path'"):
         flowrl.train(tmp_path / "graph", graph_path="other")
     for no_path in (None, 3, b"graph", "~nobody-here/x"):

@@ -11,13 +11,13 @@ from flowrl.paths import GraphPaths, RunPaths
 
 
 def explanation_of(graph_paths: GraphPaths, skill: str, expert: int | None) -> Explanation | None:
-    """The explanation of a skill's merged run; None without one that has counts."""
-    if expert is None:
+    """The explanation of a skill's merged run; None without one that has counts.
+
+    FileRefusedError: its files are damaged.
+    """
+    if expert is None or not graph_paths.archive(expert, skill).result_json.exists():
         return None
-    try:
-        run, ends = _read(graph_paths.archive(expert, skill))
-    except FileRefusedError:
-        return None
+    run, ends = _read(graph_paths.archive(expert, skill))
     if not ends:
         return None
     own = {}

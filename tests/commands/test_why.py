@@ -120,3 +120,14 @@ def test_a_run_without_counts_is_an_error_with_its_remedy(graph_paths, capsys):
     assert f"no run of {WOOD}" in said
     assert "train it" in said
     assert len(said.splitlines()) == 1
+
+
+def test_a_damaged_result_is_named_and_status_goes_on(weak, capsys):
+    result = weak.archive(1, TABLE).result_json
+    result.write_text(result.read_text()[:-9])
+    assert cli.main(["why", str(weak.root), TABLE]) != 0
+    said = capsys.readouterr().err
+    assert str(result) in said
+    assert len(said.splitlines()) == 1
+    cli.main(["status", str(weak.root), "--json"])
+    assert json.loads(capsys.readouterr().out)["skills"]
