@@ -378,8 +378,8 @@ def _row(graph_paths: GraphPaths, state: SchedulerState, entry: Entry) -> SkillR
             row = replace(row, **_of_end(status))
             weak = [entry.skill] if row.below_goal else ()
             with suppress(FileRefusedError):  # flowrl why and fsck say it
-                explanation = weak and explanation_of(graph_paths, entry.skill, entry.expert)
-                row = replace(row, why=explanation.line if explanation else row.why)
+                if weak and (found := explanation_of(graph_paths, entry.skill, entry.expert)):
+                    row = replace(row, why=found.line)
     graph = shlex.quote(printable(str(graph_paths.root)))
     more = [f"flowrl train-more {graph} {shlex.quote(skill)}" for skill in sorted(weak)]
     return replace(row, why="; ".join(filter(None, [row.why, *more])))
