@@ -28,7 +28,7 @@ from tests.waiting import limit
 
 ENV_NAME = "Craftax-Classic-Symbolic-v1"
 EXPERTS = (0, 4)
-SHAPES = expert_shapes(1489, 17, 8)
+SHAPES = expert_shapes(1510, 17, 8)
 FRAMES = 8 * 16
 DEADLINE_SECONDS = limit(540.0)  # on a machine that is busy with other things, too
 pytestmark = pytest.mark.timeout(600)

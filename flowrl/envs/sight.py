@@ -2,7 +2,7 @@
 
 They are functions of the observation and of the plan's step, so nothing hidden is told. In order:
 what the step still lacks and the time it has left (both by `SkillEnv`), of each channel of the map
-the nearest cell, and where the player has been in this step.
+the nearest cell, what is in front of the player, and where the player has been in this step.
 """
 
 from __future__ import annotations
@@ -35,6 +35,24 @@ def nearest(observation: jax.Array, view: tuple[int, int, int]) -> jax.Array:
     there = cells.any(axis=0)
     places = jnp.asarray(_columns(offsets))[first]
     return jnp.where(there[:, None], places, 0.0).ravel()
+
+
+def ahead(observation: jax.Array, view: tuple[int, int, int], heading: int) -> jax.Array:
+    """The channels of the cell in front of the player.
+
+    Args:
+      observation: f32 `[observation_size]`.
+      view: rows R, columns C and channels K of the map; the player is in the middle.
+      heading: where the four columns begin of which one is 1: left, right, up, down.
+
+    Returns:
+      f32 `[K]`.
+    """
+    rows, columns, channels = view
+    middle = (rows // 2) * columns + columns // 2
+    around = middle + np.array([-1, 1, -columns, columns])
+    cells = observation[: rows * columns * channels].reshape(-1, channels)[around]
+    return observation[heading : heading + len(around)] @ cells
 
 
 def _offsets(rows: int, columns: int) -> np.ndarray:

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from flowrl.envs.base import COUNTS, REWARD_LIMIT, StepOutput
-from flowrl.envs.sight import nearest, not_visited, visit, window
+from flowrl.envs.sight import ahead, nearest, not_visited, visit, window
 from flowrl.envs.skill_module import SuccessFunctions, Task, TaskModule
 from flowrl.errors import ConfigError, FalseGainError, SkillError
 from flowrl.games.base import COUNT, Engine, Game, WorldStep, find_game
@@ -182,6 +182,8 @@ class SkillEnv:
         parts = [seen, self._of_step(state), self._spare(state)]
         if self.game.view:
             parts.append(nearest(seen, self.game.view))
+        if self.game.view and self.game.heading is not None:
+            parts.append(ahead(seen, self.game.view, self.game.heading))
         if self._cells:
             parts.append(window(state.visited, self.engine.cell(state.world)))
         return jnp.concatenate(parts)

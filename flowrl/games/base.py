@@ -102,6 +102,9 @@ class Game:
     view: tuple[int, int, int] | None = None
     """Rows, columns and channels of the map that an observation begins with; a channel is 0 where
     there is nothing, and the player is in the middle. Without, no nearest cells are seen."""
+    heading: int | None = None
+    """Where in the observation the four columns begin of which one is 1: the player faces left,
+    right, up or down. Without, or without a view, experts do not see what is in front of them."""
     cells: tuple[int, int] | None = None
     """Rows and columns of the world in coarse cells. Without, nobody knows where it has been."""
     causes: tuple[str, ...] = ()
@@ -141,7 +144,8 @@ class Game:
         """Length of what an expert sees: the observation, with `sight` also the columns beside."""
         if not sight:
             return self.observation_size
-        nearest = _NEAREST_COLUMNS * self.view[2] if self.view else 0
+        channels = self.view[2] if self.view else 0
+        nearest = (_NEAREST_COLUMNS + (self.heading is not None)) * channels
         visited = SIGHT_WINDOW**2 if self.cells else 0
         of_step = _STEP_COLUMNS + len(self.items)
         return self.observation_size + nearest + of_step + visited

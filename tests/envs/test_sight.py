@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowrl.envs.sight import nearest, not_visited, visit, window
+from flowrl.envs.sight import ahead, nearest, not_visited, visit, window
 from flowrl.envs.skill_module import load_module
 from flowrl.envs.tasks import make_env
 from flowrl.games.base import SIGHT_WINDOW, find_game
@@ -47,6 +47,19 @@ def test_the_nearest_cell_of_each_channel(data):
     others = draw.random(9)
     observation = np.concatenate([seen.ravel(), others]).astype(np.float32)
     assert np.allclose(nearest(jnp.asarray(observation), VIEW), plainly(seen))
+
+
+@given(st.data())
+@settings(max_examples=60)
+def test_the_cell_in_front_of_the_player(data):
+    way = data.draw(st.integers(0, 3))
+    draw = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    seen, others = draw.random(VIEW), draw.random(9)
+    others[2:6] = np.eye(4)[way]
+    observation = np.concatenate([seen.ravel(), others]).astype(np.float32)
+    down, right = [(0, -1), (0, 1), (-1, 0), (1, 0)][way]
+    wanted = seen[VIEW[0] // 2 + down, VIEW[1] // 2 + right]
+    assert np.allclose(ahead(jnp.asarray(observation), VIEW, seen.size + 2), wanted)
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 8)), min_size=1, max_size=30))
@@ -88,6 +101,21 @@ def test_the_map_lies_where_the_game_says(worlds_of, name):
     lit = blocks.any(axis=-1)
     assert lit.any()
     assert (blocks.argmax(axis=-1) == np.asarray(features["local_map"]))[lit].all()
+
+
+@GAMES
+def test_the_heading_lies_where_the_game_says(worlds_of, name):
+    """The block in front of the player is the feature `facing_block`, whichever way it faces."""
+    env, worlds = worlds_of(name)
+    for way in range(1, 5):
+        turned = worlds.replace(player_direction=jnp.full(8, way))
+        seen = jax.vmap(env.engine.observe)(turned)
+        blocks = len(env.game.enums["BlockType"])
+        front = jax.vmap(lambda one: ahead(one, env.game.view, env.game.heading))(seen)
+        told = jax.vmap(lambda world: env.engine.features(["facing_block"], step_in(world)))(turned)
+        lit = front[:, :blocks].any(axis=-1)
+        assert lit.any()
+        assert (front[:, :blocks].argmax(axis=-1) == told["facing_block"])[lit].all()
 
 
 def step_in(world):

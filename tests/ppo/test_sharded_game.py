@@ -82,7 +82,7 @@ def test_two_devices_train_what_one_trains(graph):
     assert len({result.run_id for result in results}) == 2
     assert results[0].updates == results[1].updates == 6
     assert results[0].mean_episode_length == results[1].mean_episode_length
-    like = checkpoint.like_of(expert_shapes(1489, 17, CONFIG.layer_size))
+    like = checkpoint.like_of(expert_shapes(1510, 17, CONFIG.layer_size))
     trees = (checkpoint.load_expert(run_paths.final(0), like) for run_paths in places)
     pairs = list(zip(*map(jax.tree.leaves, trees), strict=True))
     apart = max(np.abs(one - other).max() for one, other in pairs)

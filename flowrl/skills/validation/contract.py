@@ -114,6 +114,8 @@ def _check_functions(game: Game, engine: Engine, world: Any, lines: list[str]) -
         _require_same(_traced(engine.observe, world), wanted, "observation_size")
         if game.view and math.prod(game.view) > game.observation_size:
             raise _BrokenError(f"view is {game.view}, more than observation_size; correct it")
+        if game.heading not in (None, *range(game.observation_size - 3)):
+            raise _BrokenError(f"heading is {game.heading}; name the first of its four columns")
     step = WorldStep(world, world, reward, number, number)
     _check_small(game, engine, step, lines)
     with _promise(lines, "moments"):
