@@ -84,6 +84,7 @@ def drawn(real: dict[str, np.ndarray], game: Game) -> dict[str, np.ndarray]:
         "episode_timestep": (1, 10_000),
         "env_reward": (-1, 8),
         "health_penalty": (-0.9, 0),
+        "damage_dealt": (0, 8),
     }
     rows: dict[str, np.ndarray] = {}
     for name, leaf in real.items():

@@ -75,6 +75,7 @@ _FEATURES = {
     "timestep": "int: the number of this timestep in the plan's step, from 1",
     "episode_timestep": "int: its number in the episode, from 1",
     "env_reward": "float: the game's own reward of this timestep",
+    "damage_dealt": "float: health that foes (zombies, skeletons, …) lost in this timestep",
     "health_penalty": "float: 0.1 × health lost in this timestep, 0 or negative",
 }
 _NEEDS = ("hunger", "thirst", "fatigue", "other")

@@ -214,7 +214,7 @@ class _Constants:
 
 def _feature(name: str, known: _Constants, step: WorldStep) -> Any:
     if name in _OF_STEP:
-        return _OF_STEP[name](step)
+        return _OF_STEP[name](known, step)
     if name in _OF_WORLD:
         return _OF_WORLD[name](known, step.after)
     base = name.removesuffix("_prev")
@@ -331,7 +331,18 @@ def _monsters_killed(_: _Constants, world: Any) -> jax.Array:
     return jnp.asarray(getattr(world, "monsters_killed", np.zeros(1)), jnp.int32)
 
 
-def _health_penalty(step: WorldStep) -> jax.Array:
+def _damage_dealt(known: _Constants, step: WorldStep) -> jax.Array:
+    """f32[]: health that foes lost, at most what they had."""
+    melee, _, ranged = _MOBS[known.package]
+    lost = jnp.zeros((), jnp.float32)
+    for kind in (melee, ranged):
+        was, now = (getattr(world, kind) for world in (step.before, step.after))
+        change = was.health - jnp.maximum(now.health, 0)  # below 0 where a new foe took the place
+        lost += jnp.where(was.mask, jnp.maximum(change, 0), 0).sum()
+    return lost
+
+
+def _health_penalty(_: _Constants, step: WorldStep) -> jax.Array:
     change = step.after.player_health - step.before.player_health
     return _HEALTH_WEIGHT * jnp.minimum(change, 0).astype(jnp.float32)
 
@@ -348,11 +359,12 @@ _OF_WORLD: Mapping[str, Callable[[_Constants, Any], Any]] = {
     "local_map": _local_map,
     "light_level": lambda _, world: jnp.asarray(world.light_level, jnp.float32),
 }
-_OF_STEP: Mapping[str, Callable[[WorldStep], Any]] = {
-    "is_sleeping": lambda step: step.after.is_sleeping,
-    "was_sleeping": lambda step: step.before.is_sleeping,
-    "env_reward": lambda step: step.env_reward,
-    "timestep": lambda step: jnp.asarray(step.timestep, jnp.int32),
-    "episode_timestep": lambda step: jnp.asarray(step.episode_timestep, jnp.int32),
+_OF_STEP: Mapping[str, Callable[[_Constants, WorldStep], Any]] = {
+    "is_sleeping": lambda _, step: step.after.is_sleeping,
+    "was_sleeping": lambda _, step: step.before.is_sleeping,
+    "env_reward": lambda _, step: step.env_reward,
+    "timestep": lambda _, step: jnp.asarray(step.timestep, jnp.int32),
+    "episode_timestep": lambda _, step: jnp.asarray(step.episode_timestep, jnp.int32),
     "health_penalty": _health_penalty,
+    "damage_dealt": _damage_dealt,
 }

@@ -218,6 +218,29 @@ def test_sleep_reward_and_penalty_are_those_of_the_step(case):
         assert found["health_penalty"] == pytest.approx(0.1 * lost)
 
 
+@pytest.mark.parametrize(("name", "sword"), [(CLASSIC, "stone_sword"), (FULL, "sword")])
+def test_damage_dealt_is_what_the_foe_in_front_loses(worlds_of, name, sword):
+    env, worlds = worlds_of(name)
+    world = jax.tree.map(lambda leaf: leaf[0], worlds)
+    kind = KINDS[name][0]
+    ahead = world.player_position + jnp.array([0, 1])
+    mobs = getattr(world, kind)
+    first = jnp.zeros_like(mobs.mask).at[(0,) * mobs.mask.ndim].set(True)
+    mobs = mobs.replace(
+        mask=first, position=jnp.where(first[..., None], ahead, 0), health=mobs.health * 0 + 4
+    )
+    world = world.replace(player_direction=2, **{kind: mobs})
+    armed = world.replace(inventory=world.inventory.replace(**{sword: 2}))
+    found = []
+    for before in (world, armed, world.replace(player_direction=1)):
+        after, reward = env.engine.step(jax.random.key(3), before, jnp.int32(5))
+        step = WorldStep(before, after, reward)
+        found.append(float(env.engine.features(["damage_dealt"], step)["damage_dealt"]))
+    lone, with_sword, elsewhere = found
+    assert 0 < lone < with_sword <= 4
+    assert elsewhere == 0
+
+
 def test_every_feature_of_the_game_has_a_plain_type(case):
     found = case[2][0][1]
     assert sorted(found) == sorted(FEATURES)

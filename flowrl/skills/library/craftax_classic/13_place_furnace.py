@@ -12,7 +12,7 @@ def task_is_done(closest_blocks):
     return jnp.any(jnp.max(jnp.abs(furnace), axis=0) <= 1)
 
 
-def task_reward(closest_blocks, closest_blocks_prev):
+def task_reward(closest_blocks, closest_blocks_prev, damage_dealt):
     furnace = closest_blocks[BlockType.FURNACE.value]
     furnace_before = closest_blocks_prev[BlockType.FURNACE.value]
     near = jnp.any(jnp.max(jnp.abs(furnace), axis=0) <= 1)
@@ -21,4 +21,4 @@ def task_reward(closest_blocks, closest_blocks_prev):
     table = jnp.sum(jnp.abs(closest_blocks[BlockType.CRAFTING_TABLE.value, :, 0]))
     table_before = jnp.sum(jnp.abs(closest_blocks_prev[BlockType.CRAFTING_TABLE.value, :, 0]))
     to_table = jnp.minimum(table_before, 8) - jnp.minimum(table, 8)
-    return 1.0 * near - 1.0 * near_before + 0.05 * to_table
+    return 1.0 * near - 1.0 * near_before + 0.05 * to_table + 0.1 * damage_dealt

@@ -10,7 +10,7 @@ def task_is_done(inventory, n):
     return inventory.diamond >= n
 
 
-def task_reward(inventory, inventory_diff, closest_blocks, closest_blocks_prev, n):
+def task_reward(inventory, inventory_diff, closest_blocks, closest_blocks_prev, damage_dealt, n):
     before = inventory.diamond - inventory_diff.diamond
     gathered = jnp.minimum(inventory.diamond, n) - jnp.minimum(before, n)
     distance_before = jnp.sum(jnp.abs(closest_blocks_prev[BlockType.DIAMOND.value, :, 0]))
@@ -19,4 +19,4 @@ def task_reward(inventory, inventory_diff, closest_blocks, closest_blocks_prev, 
     stone_before = jnp.sum(jnp.abs(closest_blocks_prev[BlockType.STONE.value, :, 0]))
     stone_now = jnp.sum(jnp.abs(closest_blocks[BlockType.STONE.value, :, 0]))
     towards_stone = jnp.minimum(stone_before, 8) - jnp.minimum(stone_now, 8)
-    return gathered + 0.05 * closer + 0.02 * towards_stone
+    return gathered + 0.05 * closer + 0.02 * towards_stone + 0.1 * damage_dealt

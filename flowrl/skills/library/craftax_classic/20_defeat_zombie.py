@@ -10,10 +10,10 @@ def task_is_done(achievements):
     return achievements[Achievement.DEFEAT_ZOMBIE.value] > 0
 
 
-def task_reward(achievements_diff, nearest_mobs, nearest_mobs_prev):
+def task_reward(achievements_diff, nearest_mobs, nearest_mobs_prev, damage_dealt):
     now = jnp.sum(jnp.abs(nearest_mobs[0]))
     before = jnp.sum(jnp.abs(nearest_mobs_prev[0]))
     closer = jnp.minimum(before, 8) - jnp.minimum(now, 8)
     reached = achievements_diff[Achievement.DEFEAT_ZOMBIE.value]
     # The mob that is gone because of it was not lost sight of.
-    return jnp.where(reached > 0, 1.0, 0.1 * closer)
+    return jnp.where(reached > 0, 1.0, 0.1 * closer + 0.1 * damage_dealt)

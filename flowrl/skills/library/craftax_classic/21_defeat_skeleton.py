@@ -11,7 +11,12 @@ def task_is_done(achievements):
 
 
 def task_reward(
-    achievements_diff, nearest_mobs, nearest_mobs_prev, closest_blocks, closest_blocks_prev
+    achievements_diff,
+    nearest_mobs,
+    nearest_mobs_prev,
+    closest_blocks,
+    closest_blocks_prev,
+    damage_dealt,
 ):
     now = jnp.sum(jnp.abs(nearest_mobs[2]))
     before = jnp.sum(jnp.abs(nearest_mobs_prev[2]))
@@ -22,4 +27,5 @@ def task_reward(
     to_caves = jnp.sum(jnp.minimum(paths_before, 8) - jnp.minimum(paths_now, 8))
     reached = achievements_diff[Achievement.DEFEAT_SKELETON.value]
     # The mob that is gone because of it was not lost sight of.
-    return jnp.where(reached > 0, 1.0, 0.1 * closer + 0.01 * to_caves)
+    on_the_way = 0.1 * closer + 0.01 * to_caves + 0.1 * damage_dealt
+    return jnp.where(reached > 0, 1.0, on_the_way)
