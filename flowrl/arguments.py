@@ -31,7 +31,7 @@ from flowrl.errors import ConfigError, FileRefusedError, closest, closest_file, 
 from flowrl.paths import DEFAULT_GRAPH, is_graph, plain
 from flowrl.storage import records
 
-Origin = Literal["command line", "environment", "config file"]
+Origin = Literal["command line", "environment", "config file", "run.json"]
 Given = dict[str, Sequence[str]]  # a field's name → its words, as they were given
 Kind = TypeVar("Kind")
 GraphArgument = tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="GRAPH")]]
@@ -120,6 +120,32 @@ def other_flags(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     return [f"{said(n, old)}, not {said(n, new)}" for n, old, new in others if old != new]
 
 
+class Needs:
+    """A mark in a field's type: it does nothing without one of these values of other flags.
+
+    Several values are alternatives; a whole number stands for itself and greater ones.
+    """
+
+    def __init__(self, **any_of: bool | int | str | tuple[str, ...]) -> None:
+        self.any_of = {
+            name: value if isinstance(value, tuple) else (value,) for name, value in any_of.items()
+        }
+
+    @property
+    def remedy(self) -> str:
+        """The first of the flags that would do, as it is written."""
+        name, values = next(iter(self.any_of.items()))
+        return f"--{name}" if values[0] is True else f"--{name} {' or '.join(map(str, values))}"
+
+    def met(self, values: Mapping[str, Any]) -> bool:
+        """Return whether a flag has such a value; a flag that is not among `values` may have."""
+        return any(
+            name not in values
+            or any(values[name] == one or (type(one) is int and values[name] > one) for one in some)
+            for name, some in self.any_of.items()
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Argument:
     """A field that a command line can give."""
@@ -129,6 +155,7 @@ class Argument:
     positional: bool
     required: bool
     short: tuple[str, ...]  # such as -f
+    default: Any = MISSING
 
     @property
     def type(self) -> Any:
@@ -139,6 +166,12 @@ class Argument:
     def many(self) -> bool:
         """True if it takes any number of words."""
         return get_origin(self.type) is tuple
+
+    @property
+    def needs(self) -> Needs | None:
+        """The flags without which it does nothing."""
+        marks = get_args(self.hint)[1:] if get_origin(self.hint) is Annotated else ()
+        return next((mark for mark in marks if isinstance(mark, Needs)), None)
 
     @property
     def shown(self) -> str:
@@ -180,6 +213,7 @@ def arguments(kind: type) -> Mapping[str, Argument]:
                 hint=hint,
                 positional=tyro.conf.Positional in marks,
                 required=item.default is MISSING and item.default_factory is MISSING,
+                default=item.default,
                 short=tuple(
                     name for mark in marks for name in getattr(mark, "aliases", None) or ()
                 ),
@@ -212,6 +246,24 @@ def read(
         if argument.required and argument.name not in values:
             raise ConfigError(f"{argument.shown} is missing: {_usage(kind, prog)}")
     return _built(kind, values), origins
+
+
+def check_needs(kind: type, values: Mapping[str, Any], origins: Mapping[str, str]) -> None:
+    """Raise ConfigError for one of these flags that does nothing, as another is not given.
+
+    The environment may say more than a command needs; a file, too, if another flag overrules it.
+    A default, said or not, is never refused.
+    """
+    for name in values.keys() & arguments(kind).keys() & origins.keys():
+        needs, origin, value = arguments(kind)[name].needs, origins[name], values[name]
+        if needs is None or value == arguments(kind)[name].default or needs.met(values):
+            continue
+        overruled = {origins.get(each) for each in needs.any_of} & {"command line", "environment"}
+        if origin == "command line" or (origin == "config file" and not overruled):
+            flag = f"--no-{name}" if value is False else f"--{name}"
+            place = "" if origin == "command line" else f" ({origin})"
+            problem = f"{flag}{place} does nothing without {needs.remedy}"
+            raise ConfigError(f"{problem}; add that, or leave it out")
 
 
 def value_of(kind: type, name: str, words: Sequence[str], place: str = "") -> Any:

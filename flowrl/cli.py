@@ -161,7 +161,9 @@ def command_of(name: str, words: Sequence[str]) -> Any:
     layers: dict[arguments.Origin, arguments.Given] = {
         "environment": {name: given[name] for name in graph}
     }
-    return arguments.read(kind, words, prog=f"flowrl {name}", layers=layers)[0]
+    command, origins = arguments.read(kind, words, prog=f"flowrl {name}", layers=layers)
+    arguments.check_needs(kind, vars(command), origins)
+    return command
 
 
 if __name__ == "__main__":
