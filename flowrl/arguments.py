@@ -255,7 +255,9 @@ def read(
                 raise ConfigError(f"{error}: {_usage(kind, prog)}") from error
     for argument in arguments(kind).values():
         if argument.required and argument.name not in values:
-            raise ConfigError(f"{argument.shown} is missing: {_usage(kind, prog)}")
+            listed = get_origin(argument.type) is Literal and get_args(argument.type)
+            one_of = f", one of {', '.join(map(str, listed))}" if listed else ""
+            raise ConfigError(f"{argument.shown} is missing: {_usage(kind, prog)}{one_of}")
     return _built(kind, values), origins
 
 
@@ -442,9 +444,12 @@ def toml(path: Path, *, flag: str) -> dict[str, Any]:
     except FileRefusedError as error:
         raise ConfigError(f"--{flag} {error}") from error
     except RecursionError as error:
-        raise ConfigError(f"--{flag} {path} cannot be read: its lists lie too deep") from error
-    except (OSError, ValueError) as error:
-        why = format_error(error) if isinstance(error, OSError) else error
+        why = "its lists lie too deep; write flat ones"
+        raise ConfigError(f"--{flag} {path} cannot be read: {why}") from error
+    except OSError as error:
+        raise ConfigError(f"--{flag} {path} cannot be read: {format_error(error)}") from error
+    except ValueError as error:
+        why = f"it is not TOML: {error}; mend it there: a line is KEY = VALUE, text in quotes"
         raise ConfigError(f"--{flag} {path} cannot be read: {why}") from error
 
 
@@ -515,7 +520,7 @@ def _positionals(kind: type, rest: list[str], given: Given, prog: str) -> Given:
         late = next((word for word in rest[1:] if is_graph(Path(word))), None)
         if late is not None and not is_graph(Path(rest[0])):
             first = f"{quoted(late)} is a graph, and GRAPH comes first"
-            raise ConfigError(f"{first}: {_usage(kind, prog)}{_meant(kind, rest[0])}")
+            raise ConfigError(f"{first}: {_usage(kind, prog)}{_meant(kind, given, rest[0])}")
         files = any(each.many for each in places)
         spare = len(rest) > len(places) and not files
         number = bool(places) and places[0].type is int
@@ -528,16 +533,22 @@ def _positionals(kind: type, rest: list[str], given: Given, prog: str) -> Given:
             rest = [] if place.many else rest
     if rest:
         more = f"{quoted(rest[0])} is one word too many"
-        raise ConfigError(f"{more}: {_usage(kind, prog)}{_meant(kind, rest[0])}")
+        raise ConfigError(f"{more}: {_usage(kind, prog)}{_meant(kind, given, rest[0])}")
     if "" in (word for words in positional.values() for word in words):
         raise ConfigError(f"an argument is empty: {_usage(kind, prog)}")
     return positional
 
 
-def _meant(kind: type, word: str) -> str:
-    """Return the end of a message about a word that may be the skill to train towards."""
-    named = "target_skill" in arguments(kind)
-    return f"; to train towards a skill say --target_skill {quoted(word)}" if named else ""
+def _meant(kind: type, given: Given, word: str) -> str:
+    """Return the end of a message about a word that may be the skill to train towards.
+
+    Or it may be the value of the only flag that is missing.
+    """
+    if "target_skill" in arguments(kind):
+        return f"; to train towards a skill say --target_skill {quoted(word)}"
+    flags = [each for each in arguments(kind).values() if each.required and not each.positional]
+    missing = [each.shown for each in flags if each.name not in given]
+    return f"; perhaps {missing[0]} {quoted(word)}" if len(missing) == 1 else ""
 
 
 def _names_folder(word: str, *, files: bool) -> bool:

@@ -199,7 +199,7 @@ def test_every_flag_may_stand_in_a_config_file(tmp_path, item):
         ("lrr = 1", "'lrr' is no flag; closest is 'lr'"),
         ("[ppo]\nlr = 1", "'ppo' is no flag"),
         ("[lr]\nx = 1", "'lr' is a table; write lr = …"),
-        ("lr = ", "cannot be read: Invalid value"),
+        ("lr = ", "cannot be read: it is not TOML: Invalid value"),
         ("lr = 'fast'", "--lr (mine.toml) is 'fast', not a number"),
         ("use_wandb = 'perhaps'", "--use_wandb (mine.toml) is 'perhaps', not true or false"),
         ("lr = [1, 2]", "--lr (mine.toml) takes one value, not 2"),

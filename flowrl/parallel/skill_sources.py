@@ -165,8 +165,13 @@ def skill_configs(config: BottomUpConfig, skills: Mapping[str, Skill]) -> Mappin
     path, tables = config.graph.skill_config, {}
     if path is not None:
         tables = arguments.toml(path, flag="skill_config")
-    for other in tables.keys() - skills.keys():
-        raise ConfigError(f"{path}: there is no skill {other!r}{closest(other, skills)}")
+    for other, table in tables.items():
+        if not isinstance(table, dict):
+            below = f'write it below the name of a skill, as ["{next(iter(skills))}"]'
+            raise ConfigError(f"{path}: {other!r} stands outside of a table; {below}")
+        if other not in skills:
+            near = closest(other, skills) or "; flowrl skills GRAPH lists them"
+            raise ConfigError(f"{path}: there is no skill {other!r}{near}")
     settings: dict[str, SkillConfig] = {}
     for name, skill in skills.items():
         try:

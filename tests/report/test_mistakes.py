@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from flowrl import bottomup_parallel, cli, independent, ppo_flow
+from flowrl import bottomup_parallel, cli, independent, orchestrator, ppo_flow
 from flowrl.config import PPOConfig
 from flowrl.parallel.health import DaemonLock
 from flowrl.parallel.scheduler import SkillScheduler
@@ -28,6 +28,7 @@ PROGRAMS = {
     "flowrl.bottomup_parallel": bottomup_parallel.main,
     "flowrl.ppo_flow": ppo_flow.main,
     "flowrl.independent": independent.main,
+    "flowrl.orchestrator": orchestrator.main,
 }
 LOG = re.compile(r"\d\d:\d\d:\d\d ")
 BAD = {
