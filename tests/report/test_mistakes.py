@@ -37,6 +37,7 @@ BAD = {
     "imports.py": "import os\n" + skill_text(),
     "item.py": skill_text().replace("inventory.wood ", "inventory.woood "),
     "feature.py": skill_text().replace("(inventory_diff", "(inventry_diff"),
+    "hoard.py": skill_text().replace('"n"', '"200"'),
     "photo.py": "\x89PNG\udcff\r\n",
     "config.json": '{"lr": 0.001}\n',
     "rounds.toml": "average_every = 9\n",
