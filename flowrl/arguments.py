@@ -312,8 +312,9 @@ def by_annotation(place: str) -> Callable[[Callable[P, Kind]], Callable[P, Kind]
 
 def value_given(place: str, kind: Any, value: Any) -> Any:
     """Return the value that a Python call was given for an argument; ConfigError says the place."""
-    with suppress(TypeError):  # NumPy's whole numbers, too
-        value = value if isinstance(value, bool) else operator.index(value)
+    if not isinstance(value, bool):
+        with suppress(TypeError):
+            value = operator.index(value)  # NumPy's whole numbers, too
     if kind == str | int:
         kind = int if type(value) is int else str
     try:

@@ -9,6 +9,7 @@ import shlex
 import unicodedata
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from flowrl.errors import ConfigError, FileRefusedError, NameRefusedError
 
@@ -39,7 +40,7 @@ def plain(path: Path) -> Path:
     return place
 
 
-def given_path(given: str | os.PathLike[str]) -> Path:
+def given_path(given: Any) -> Path:
     """Return the path that a Python call was given, which may begin with `~`; or ConfigError."""
     if given == "":
         raise ConfigError("is '', which is no path; name a folder or a file")
