@@ -26,7 +26,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from flowrl import storage
-from flowrl.arguments import value_given
+from flowrl.arguments import by_annotation
 from flowrl.config import Activation, Steps
 from flowrl.envs.base import StepOutput
 from flowrl.envs.skill_module import TaskModule, load_module, open_modules
@@ -45,7 +45,7 @@ from flowrl.networks import dispatch
 from flowrl.networks.grouped import Packed, pack
 from flowrl.networks.moe import stack_experts
 from flowrl.parallel.training_setup import expected_shapes
-from flowrl.paths import GraphPaths, given_path, slug
+from flowrl.paths import GraphPaths, slug
 from flowrl.ppo.sharding import check_backend
 from flowrl.ppo.trainer import use_compile_cache
 from flowrl.runs import (
@@ -153,6 +153,7 @@ def export_agent(graph_paths: GraphPaths, folder: Path) -> AgentRecord:
     return record
 
 
+@by_annotation("flowrl.load_agent")
 def load_agent(path: str | Path, *, trust_skills: bool = False) -> Agent:
     """Read an exported agent; its code is checked now, and tried unless it is the library's.
 
@@ -166,7 +167,7 @@ def load_agent(path: str | Path, *, trust_skills: bool = False) -> Agent:
       ExpertMissingError: a plan has an expert that is not here.
       SkillError: a plan's code is refused.
     """
-    folder = given_path(path)
+    folder = Path(path)
     if not (folder / _AGENT_JSON).is_file():
         raise FileRefusedError(f"{folder} is no agent: it has no {_AGENT_JSON}; use flowrl export")
     record = records.read(folder / _AGENT_JSON, AgentRecord, remedy=_AGAIN)
@@ -203,6 +204,7 @@ class Agent:
         """The names of the skills that the agent has learned."""
         return tuple(each.skill for each in self.record.experts)
 
+    @by_annotation("agent.play")
     def play(self, skill: str | int, *, seed: int = 0) -> Iterator[AgentStep]:
         """Walk a skill's plan in a fresh world until its end; actions are drawn from the policy.
 
@@ -214,7 +216,7 @@ class Agent:
           GraphError: the agent has no such skill.
           ConfigError: the seed is no whole number of 64 bits.
         """
-        return self._play(self._expert(skill), value_given("agent.play: seed", int, seed))
+        return self._play(self._expert(skill), seed)
 
     def _play(self, expert: ExportedExpert, seed: int) -> Iterator[AgentStep]:
         if expert.index not in self._walks:

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from flowrl import config as configs
-from flowrl.arguments import Count, Seed, arguments, closest_flag, value_given
+from flowrl.arguments import Count, Seed, arguments, by_annotation, closest_flag, value_given
 from flowrl.config import BottomUpConfig, Sandbox
 from flowrl.errors import ConfigError
 from flowrl.experts.store import ExpertStore
 from flowrl.launchers.confined import confined_run
 from flowrl.measures.success import EvaluationReport
 from flowrl.parallel.training import train_graph
-from flowrl.paths import GraphPaths, existing_graph, given_path, graph_or_sweep
+from flowrl.paths import GraphPaths, existing_graph, graph_or_sweep
 from flowrl.reports.status import SkillRow, read_rows, training_screen
 from flowrl.runs import read_run
 from flowrl.storage import records
@@ -30,6 +30,7 @@ EPISODES = 256
 SEED = 1_000_003  # of worlds that no training has seen
 
 
+@by_annotation("flowrl.train")
 def train(
     graph: str | Path, *, target_skill: str | None = None, show: bool = True, **flags: Any
 ) -> list[SkillRow]:
@@ -53,13 +54,14 @@ def train(
     for name in sorted(flags.keys() - known):
         near = closest_flag(name, known, dashes="")
         raise ConfigError(f"flowrl.train has no flag {name!r}{near}; see flowrl train --help")
-    given = {"graph_path": given_path(graph), "target_skill": target_skill, **flags}
+    given = {"graph_path": graph, "target_skill": target_skill, **flags}
     words = [word for name, value in given.items() for word in _words(name, value)]
     config = configs.parse(BottomUpConfig, words, prog="flowrl train")
     train_graph(config, screen=training_screen if show else lambda _: nullcontext())
     return status(graph)
 
 
+@by_annotation("flowrl.status")
 def status(graph: str | Path) -> list[SkillRow]:
     """Return every skill of a graph, as `flowrl status --json`.
 
@@ -68,15 +70,16 @@ def status(graph: str | Path) -> list[SkillRow]:
     Raises:
       FileRefusedError: the folder is no graph.
     """
-    return read_rows(graph_or_sweep(given_path(graph)))
+    return read_rows(graph_or_sweep(Path(graph)))
 
 
+@by_annotation("flowrl.evaluate")
 def evaluate(
     graph: str | Path,
     skill: str | int,
     *,
-    episodes: int = EPISODES,
-    seed: int = SEED,
+    episodes: Count = EPISODES,
+    seed: Seed = SEED,
     sandbox: Sandbox = "auto",
 ) -> EvaluationReport:
     """Play a skill's plan in fresh worlds, as `flowrl evaluate`, in a confined process.
@@ -85,10 +88,7 @@ def evaluate(
       ExpertMissingError: no such skill is merged; says which are.
       ConfinedError: the episodes could not be played; says why.
     """
-    graph_paths = existing_graph(given_path(graph).absolute())
-    episodes = value_given("flowrl.evaluate: episodes", Count, episodes)
-    seed = value_given("flowrl.evaluate: seed", Seed, seed)
-    sandbox = value_given("flowrl.evaluate: sandbox", Sandbox, sandbox)
+    graph_paths = existing_graph(Path(graph).absolute())
     skill = str(skill)  # an expert's number, too
     run = read_run(ExpertStore(graph_paths).archive_of(skill))
     order = PlayOrder(graph_path=graph_paths.root, skill=skill, episodes=episodes, seed=seed)
@@ -118,10 +118,14 @@ class PlayOrder:
 
 def _words(name: str, value: Any) -> list[str]:
     """Return the words of a command line that say a flag's value; None says nothing."""
-    if isinstance(value, bool) and arguments(BottomUpConfig)[name].type is bool:
-        return [f"--{name}" if value else f"--no-{name}"]
+    argument, place = arguments(BottomUpConfig)[name], f"flowrl.train: {name}"
+    if value is None:
+        return []
+    if argument.type is bool:
+        return [f"--{name}" if value_given(place, bool, value) else f"--no-{name}"]
     items = value if isinstance(value, list | tuple) else [value]
-    if len(items) > 1 and not arguments(BottomUpConfig)[name].many:
-        raise ConfigError(f"flowrl.train: {name} takes one value, not {len(items)}")
-    items = [given_path(item) if isinstance(item, Path) else item for item in items]
+    if len(items) > 1 and not argument.many:
+        raise ConfigError(f"{place} takes one value, not {len(items)}")
+    if argument.type is Path:
+        items = [value_given(place, str | Path, item) for item in items]
     return [f"--{name}={item}" for item in items if item is not None]

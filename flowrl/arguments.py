@@ -16,24 +16,35 @@ import os
 import re
 import tomllib
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, dataclass
 from decimal import Decimal, DecimalException
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    ParamSpec,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import tyro
 
 from flowrl import storage
 from flowrl.errors import ConfigError, FileRefusedError, closest, closest_file, format_error
-from flowrl.paths import DEFAULT_GRAPH, is_graph, plain
+from flowrl.paths import DEFAULT_GRAPH, given_path, is_graph, plain
 from flowrl.storage import records
 
-Origin = Literal["command line", "environment", "config file"]
+Origin = Literal["command line", "environment", "config file", "run.json"]
 Given = dict[str, Sequence[str]]  # a field's name → its words, as they were given
 Kind = TypeVar("Kind")
+P = ParamSpec("P")
 GraphArgument = tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="GRAPH")]]
 # Numbers that a machine has room for, and steps that a record can hold.
 Count = Annotated[int, records.at_least(1), records.at_most(10**6)]
@@ -120,6 +131,32 @@ def other_flags(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     return [f"{said(n, old)}, not {said(n, new)}" for n, old, new in others if old != new]
 
 
+class Needs:
+    """A mark in a field's type: it does nothing without one of these values of other flags.
+
+    Several values are alternatives; a whole number stands for itself and greater ones.
+    """
+
+    def __init__(self, **any_of: bool | int | str | tuple[str, ...]) -> None:
+        self.any_of = {
+            name: value if isinstance(value, tuple) else (value,) for name, value in any_of.items()
+        }
+
+    @property
+    def remedy(self) -> str:
+        """The first of the flags that would do, as it is written."""
+        name, values = next(iter(self.any_of.items()))
+        return f"--{name}" if values[0] is True else f"--{name} {' or '.join(map(str, values))}"
+
+    def met(self, values: Mapping[str, Any]) -> bool:
+        """Return whether a flag has such a value; a flag that is not among `values` may have."""
+        return any(
+            name not in values
+            or any(values[name] == one or (type(one) is int and values[name] > one) for one in some)
+            for name, some in self.any_of.items()
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Argument:
     """A field that a command line can give."""
@@ -129,6 +166,7 @@ class Argument:
     positional: bool
     required: bool
     short: tuple[str, ...]  # such as -f
+    default: Any = MISSING
 
     @property
     def type(self) -> Any:
@@ -139,6 +177,12 @@ class Argument:
     def many(self) -> bool:
         """True if it takes any number of words."""
         return get_origin(self.type) is tuple
+
+    @property
+    def needs(self) -> Needs | None:
+        """The flags without which it does nothing."""
+        marks = get_args(self.hint)[1:] if get_origin(self.hint) is Annotated else ()
+        return next((mark for mark in marks if isinstance(mark, Needs)), None)
 
     @property
     def shown(self) -> str:
@@ -180,6 +224,7 @@ def arguments(kind: type) -> Mapping[str, Argument]:
                 hint=hint,
                 positional=tyro.conf.Positional in marks,
                 required=item.default is MISSING and item.default_factory is MISSING,
+                default=item.default,
                 short=tuple(
                     name for mark in marks for name in getattr(mark, "aliases", None) or ()
                 ),
@@ -210,8 +255,28 @@ def read(
                 raise ConfigError(f"{error}: {_usage(kind, prog)}") from error
     for argument in arguments(kind).values():
         if argument.required and argument.name not in values:
-            raise ConfigError(f"{argument.shown} is missing: {_usage(kind, prog)}")
+            listed = get_origin(argument.type) is Literal and get_args(argument.type)
+            one_of = f", one of {', '.join(map(str, listed))}" if listed else ""
+            raise ConfigError(f"{argument.shown} is missing: {_usage(kind, prog)}{one_of}")
     return _built(kind, values), origins
+
+
+def check_needs(kind: type, values: Mapping[str, Any], origins: Mapping[str, str]) -> None:
+    """Raise ConfigError for one of these flags that does nothing, as another is not given.
+
+    The environment may say more than a command needs; a file, too, if another flag overrules it.
+    A default, said or not, is never refused.
+    """
+    for name in values.keys() & arguments(kind).keys() & origins.keys():
+        needs, origin, value = arguments(kind)[name].needs, origins[name], values[name]
+        if needs is None or value == arguments(kind)[name].default or needs.met(values):
+            continue
+        overruled = {origins.get(each) for each in needs.any_of} & {"command line", "environment"}
+        if origin == "command line" or (origin == "config file" and not overruled):
+            flag = f"--no-{name}" if value is False else f"--{name}"
+            place = "" if origin == "command line" else f" ({origin})"
+            problem = f"{flag}{place} does nothing without {needs.remedy}"
+            raise ConfigError(f"{problem}; add that, or leave it out")
 
 
 def value_of(kind: type, name: str, words: Sequence[str], place: str = "") -> Any:
@@ -224,13 +289,37 @@ def value_of(kind: type, name: str, words: Sequence[str], place: str = "") -> An
         raise ConfigError(f"{shown} {error}") from error
 
 
+def by_annotation(place: str) -> Callable[[Callable[P, Kind]], Callable[P, Kind]]:
+    """Let a Python function read each of its arguments by its annotation, as a flag's value is.
+
+    A path may begin with `~`. ConfigError names the `place` and the argument.
+    """
+
+    def decorated(function: Callable[P, Kind]) -> Callable[P, Kind]:
+        @functools.wraps(function)
+        def reading(*args: P.args, **named: P.kwargs) -> Kind:
+            hints = get_type_hints(function, include_extras=True)
+            call = inspect.signature(function).bind(*args, **named)
+            for name in call.arguments.keys() & hints.keys():
+                said = f"{place}: {name}"
+                call.arguments[name] = value_given(said, hints[name], call.arguments[name])
+            return function(*call.args, **call.kwargs)
+
+        return reading
+
+    return decorated
+
+
 def value_given(place: str, kind: Any, value: Any) -> Any:
     """Return the value that a Python call was given for an argument; ConfigError says the place."""
-    with suppress(TypeError):
-        value = operator.index(value)  # NumPy's whole numbers, too
+    if not isinstance(value, bool):
+        with suppress(TypeError):
+            value = operator.index(value)  # NumPy's whole numbers, too
+    if kind == str | int:
+        kind = int if type(value) is int else str
     try:
-        return records.from_json(kind, value)
-    except records.MalformedError as error:
+        return given_path(value) if kind == str | Path else records.from_json(kind, value)
+    except (ConfigError, records.MalformedError) as error:
         raise ConfigError(f"{place} {error}") from error
 
 
@@ -356,9 +445,12 @@ def toml(path: Path, *, flag: str) -> dict[str, Any]:
     except FileRefusedError as error:
         raise ConfigError(f"--{flag} {error}") from error
     except RecursionError as error:
-        raise ConfigError(f"--{flag} {path} cannot be read: its lists lie too deep") from error
-    except (OSError, ValueError) as error:
-        why = format_error(error) if isinstance(error, OSError) else error
+        why = "its lists lie too deep; write flat ones"
+        raise ConfigError(f"--{flag} {path} cannot be read: {why}") from error
+    except OSError as error:
+        raise ConfigError(f"--{flag} {path} cannot be read: {format_error(error)}") from error
+    except ValueError as error:
+        why = f"it is not TOML: {error}; mend it there: a line is KEY = VALUE, text in quotes"
         raise ConfigError(f"--{flag} {path} cannot be read: {why}") from error
 
 
@@ -429,7 +521,7 @@ def _positionals(kind: type, rest: list[str], given: Given, prog: str) -> Given:
         late = next((word for word in rest[1:] if is_graph(Path(word))), None)
         if late is not None and not is_graph(Path(rest[0])):
             first = f"{quoted(late)} is a graph, and GRAPH comes first"
-            raise ConfigError(f"{first}: {_usage(kind, prog)}{_meant(kind, rest[0])}")
+            raise ConfigError(f"{first}: {_usage(kind, prog)}{_meant(kind, given, rest[0])}")
         files = any(each.many for each in places)
         spare = len(rest) > len(places) and not files
         number = bool(places) and places[0].type is int
@@ -442,16 +534,22 @@ def _positionals(kind: type, rest: list[str], given: Given, prog: str) -> Given:
             rest = [] if place.many else rest
     if rest:
         more = f"{quoted(rest[0])} is one word too many"
-        raise ConfigError(f"{more}: {_usage(kind, prog)}{_meant(kind, rest[0])}")
+        raise ConfigError(f"{more}: {_usage(kind, prog)}{_meant(kind, given, rest[0])}")
     if "" in (word for words in positional.values() for word in words):
         raise ConfigError(f"an argument is empty: {_usage(kind, prog)}")
     return positional
 
 
-def _meant(kind: type, word: str) -> str:
-    """Return the end of a message about a word that may be the skill to train towards."""
-    named = "target_skill" in arguments(kind)
-    return f"; to train towards a skill say --target_skill {quoted(word)}" if named else ""
+def _meant(kind: type, given: Given, word: str) -> str:
+    """Return the end of a message about a word that may be the skill to train towards.
+
+    Or it may be the value of the only flag that is missing.
+    """
+    if "target_skill" in arguments(kind):
+        return f"; to train towards a skill say --target_skill {quoted(word)}"
+    flags = [each for each in arguments(kind).values() if each.required and not each.positional]
+    missing = [each.shown for each in flags if each.name not in given]
+    return f"; perhaps {missing[0]} {quoted(word)}" if len(missing) == 1 else ""
 
 
 def _names_folder(word: str, *, files: bool) -> bool:

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, Literal
 
@@ -128,6 +129,11 @@ def _run(words: Sequence[str]) -> int:
         name, *rest = (*rest, "--help")
     if rest and f"{name} {rest[0]}" in ALL:  # sweep status
         name, rest = f"{name} {rest[0]}", rest[1:]
+    elif rest and not Path(rest[0]).exists():
+        below = [each.partition(" ")[2] for each in ALL if each.startswith(f"{name} ")]
+        if near := closest(rest[0], below):
+            graph = f"a new graph of that name is ./{rest[0]}"
+            raise ConfigError(f"there is no command '{name} {rest[0]}'{near}; {graph}")
     if name in PROGRAMS:
         work = resolve_name(f"flowrl.{PROGRAMS[name]}")
         return console.run_program(f"flowrl {name}", class_of(name), work, rest)
@@ -161,7 +167,9 @@ def command_of(name: str, words: Sequence[str]) -> Any:
     layers: dict[arguments.Origin, arguments.Given] = {
         "environment": {name: given[name] for name in graph}
     }
-    return arguments.read(kind, words, prog=f"flowrl {name}", layers=layers)[0]
+    command, origins = arguments.read(kind, words, prog=f"flowrl {name}", layers=layers)
+    arguments.check_needs(kind, vars(command), origins)
+    return command
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from flowrl.arguments import (
     Frames,
     FramesOrZero,
     GraphArgument,
+    Needs,
     Origin,
     Seconds,
 )
@@ -47,6 +48,11 @@ Sandbox = Literal["auto", "bwrap", "none"]
 @dataclass(frozen=True, kw_only=True)
 class Configuration:
     """Fields that are flags, or other configurations; a flag's name stands once in the whole."""
+
+    @classmethod
+    def settled(cls, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return those of the flags that have their last value once the command line is read."""
+        return values
 
     def check(self) -> None:
         """Raise ConfigError for the first problem of several fields together."""
@@ -80,7 +86,7 @@ class PPOConfig(Configuration):
     """Adam's learning rate."""
     anneal_lr: bool = True
     """Lower the learning rate linearly to zero over total_timesteps."""
-    schedule_timesteps: FramesOrZero = 0
+    schedule_timesteps: Annotated[FramesOrZero, Needs(anneal_lr=True)] = 0
     """Steps over which the learning rate falls, if more than total_timesteps: for a run that will
     be continued with more."""
     num_envs: Count = 64
@@ -99,20 +105,20 @@ class PPOConfig(Configuration):
     its own copy of the parameters, and then averages the copies."""
     replicas: Count = 1
     """Trainers of one run, each with worlds of its own, whose experts are averaged in rounds."""
-    average_every: Count = 5
+    average_every: Annotated[Count, Needs(replicas=2)] = 5
     """Updates from one round to the next."""
-    average_rule: RuleName = "mean"
+    average_rule: Annotated[RuleName, Needs(replicas=2)] = "mean"
     """How a round averages its members, by the steps in which each expert acted."""
-    average_outer: Literal["replace", "sgd"] = "replace"
+    average_outer: Annotated[Literal["replace", "sgd"], Needs(replicas=2)] = "replace"
     """How a round goes from the last one to its members' mean: by taking the mean, or by a step of
     Nesterov's method towards it."""
-    average_lr: AboveZero = 0.7
+    average_lr: Annotated[AboveZero, Needs(average_outer="sgd")] = 0.7
     """Length of the outer step sgd; 1 is the whole way."""
-    average_momentum: Share = 0.9
+    average_momentum: Annotated[Share, Needs(average_outer="sgd")] = 0.9
     """Momentum of the outer step sgd."""
-    average_quorum: Count | None = None
+    average_quorum: Annotated[Count | None, Needs(replicas=2)] = None
     """Replicas that a round needs (default: all but one, at least 2)."""
-    average_deadline: AboveZero | None = None
+    average_deadline: Annotated[AboveZero | None, Needs(replicas=2)] = None
     """Seconds after which a round with its quorum closes (default: the median of the last arrivals
     and four median deviations, at least a second)."""
     num_steps: Count = 64
@@ -166,9 +172,9 @@ class PPOConfig(Configuration):
     """Write TensorBoard files into the run folder."""
     use_wandb: bool = False
     """Log to Weights & Biases (offline when there is no key); pip install '.[wandb]' brings it."""
-    wandb_project: str = "flowrl"
+    wandb_project: Annotated[str, Needs(use_wandb=True)] = "flowrl"
     """Weights & Biases project."""
-    wandb_entity: str | None = None
+    wandb_entity: Annotated[str | None, Needs(use_wandb=True)] = None
     """Weights & Biases team or user."""
     compile_cache: Path | None = None
     """Folder of JAX's persistent compile cache (default: the user's cache folder)."""
@@ -255,15 +261,9 @@ class SourceConfig(Configuration):
     merge_policy: MergePolicyName = "frame_count"
     """How an expert that two runs trained is merged. The copy with most frames stays, both are
     averaged by frames, or the copy with more success in the same fresh worlds stays."""
-    merge_objective: str | None = None
+    merge_objective: Annotated[str | None, Needs(merge_policy="eval_gate")] = None
     """What eval_gate compares: weights and limits of success, return and deaths, such as
     success=1,deaths=0.5,success>=0.8 (default: success)."""
-
-    def problems(self) -> Iterator[str]:
-        """Check whether the merge rule asks for the objective."""
-        objective, rule = self.merge_objective, self.merge_policy
-        if objective and rule != "eval_gate":
-            yield f"--merge_objective {objective} is for --merge_policy eval_gate, not {rule}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -308,9 +308,9 @@ class ScheduleConfig(AttemptConfig):
     auto_scaling: bool = False
     """Begin with --min_workers runs side by side, and take one more while it brings 5 % more steps
     per second, up to --max_workers. A number is measured by runs that were launched with it."""
-    min_workers: Count = 1
+    min_workers: Annotated[Count, Needs(auto_scaling=True)] = 1
     """Fewest runs side by side with --auto_scaling."""
-    max_workers: Count | None = None
+    max_workers: Annotated[Count | None, Needs(auto_scaling=True)] = None
     """Most runs side by side with --auto_scaling (default: --max_parallel_skills)."""
     slot_minutes: Annotated[float, at_least(0.0)] = 10.0
     """Minutes of training after which a run gives its slot to a skill that waits for one. It saves
@@ -358,7 +358,7 @@ class LaunchConfig(Configuration):
     """Names of further environment variables that trainers get, e.g. --pass_env WANDB_API_KEY."""
     launcher: Literal["tmux", "local"] = "tmux"
     """Run each skill in a tmux session, or as a plain child process."""
-    tmux_socket: str | None = None
+    tmux_socket: Annotated[str | None, Needs(launcher="tmux")] = None
     """Name or path of the tmux server's socket (default: the user's own server)."""
 
 
@@ -415,6 +415,7 @@ def parse(kind: type[Config], argv: Sequence[str] | None, *, prog: str = "flowrl
         if "config" in given:
             layers["config file"] = arguments.config_file(kind, Path(given["config"][0]))
     config, origins = arguments.read(kind, words, prog=prog, layers=layers)
+    arguments.check_needs(kind, kind.settled(flags(config)), origins)
     if layers:
         said = arguments.split(kind, words, prog=prog)
         command = shlex.join([*prog.split(), "GRAPH", *arguments.without_graph(said)])

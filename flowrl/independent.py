@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from flowrl import arguments, console
 from flowrl.config import parse
 from flowrl.console import StopSignal
+from flowrl.errors import ConfigError, closest
 from flowrl.multiagent.config import EvaluateAgents, IndependentConfig
 
 PROGRAM = "python -m flowrl.independent"
@@ -28,6 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if words[:1] == ["evaluate"]:
             prog = f"{PROGRAM} evaluate"
             return _evaluate(arguments.read(EvaluateAgents, words[1:], prog=prog, layers={})[0])
+        if near := closest(words[0] if words else "", ["evaluate"]):
+            raise ConfigError(f"there is no command {words[0]!r}{near}")
         return _train(parse(IndependentConfig, words, prog=PROGRAM))
 
     return console.run_words(run, argv)

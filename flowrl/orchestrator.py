@@ -14,11 +14,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flowrl import arguments, cli, console, notices
+from flowrl import arguments, cli, console, notices, storage
 from flowrl.arguments import GraphCommand
 from flowrl.config import parse
 from flowrl.errors import EXIT_INTERRUPTED, ConfigError, closest
-from flowrl.paths import GraphPaths
+from flowrl.paths import GraphPaths, existing_graph
 from flowrl.storage.locks import held
 
 logger = logging.getLogger(__name__)
@@ -59,7 +59,9 @@ class OrchestratorCommand(GraphCommand):
                 raise ConfigError(f"--stages {self.stages} has {name} twice; name it once")
         for name in [name for name in _NAMES if getattr(self, name) and name not in names]:
             raise ConfigError(f"--{name} is given, and {name} is none of --stages {self.stages}")
-        graph_paths = GraphPaths(self.graph_path)
+        needed = names[0] in ("judge", "evaluate")
+        graph_paths = existing_graph(self.graph_path) if needed else GraphPaths(self.graph_path)
+        new, own = not graph_paths.root.exists(), {graph_paths.stages_lock, graph_paths.notices}
         with held(graph_paths.stages_lock, timeout_seconds=1.0):
             for number, (name, words) in enumerate(stages, start=1):
                 text = f"stage {number} of {len(stages)}: {name} ({', '.join(names)})"
@@ -67,6 +69,8 @@ class OrchestratorCommand(GraphCommand):
                 logger.info(text)
                 if code := _run(name, words):
                     logger.error("%s has ended with %d; the rest was not begun", text, code)
+                    if new and {*graph_paths.root.iterdir()} <= own:
+                        storage.remove_tree(graph_paths.root)  # nothing was begun
                     return code
             notices.withdraw(graph_paths, notices.STAGES)
         return 0

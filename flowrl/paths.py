@@ -9,6 +9,7 @@ import shlex
 import unicodedata
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from flowrl.errors import ConfigError, FileRefusedError, NameRefusedError
 
@@ -39,15 +40,15 @@ def plain(path: Path) -> Path:
     return place
 
 
-def given_path(given: str | os.PathLike[str]) -> Path:
+def given_path(given: Any) -> Path:
     """Return the path that a Python call was given, which may begin with `~`; or ConfigError."""
     if given == "":
-        raise ConfigError("'' is no path; name a folder or a file")
+        raise ConfigError("is '', which is no path; name a folder or a file")
     try:
         return plain(Path(given).expanduser())
     except (TypeError, RuntimeError) as error:  # of None, say; of a user who is not there
         raise ConfigError(
-            f"{given!r:.100} is no path ({error}); name a folder or a file"
+            f"is {given!r:.100}, which is no path ({error}); name a folder or a file"
         ) from error
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from flowrl import arguments, storage
-from flowrl.arguments import Count, CountOrZero
+from flowrl.arguments import Count, CountOrZero, Needs
 from flowrl.config import Configuration, PPOConfig, checked, flags, from_json, to_argv
 from flowrl.errors import ConfigError, ExpertIndexError, FileRefusedError
 from flowrl.games.base import check_coverage
@@ -309,7 +309,7 @@ class TrainConfig(Configuration):
     has no password, so use it in trusted networks only."""
     process_id: CountOrZero = 0
     """Number of this process, below num_processes."""
-    peer_timeout: Count = 10
+    peer_timeout: Annotated[Count, Needs(num_processes=2)] = 10
     """Seconds without a sign of life after which another process counts as lost."""
     replica: CountOrZero | None = None
     """Number of this replica, by which the run's first process starts it."""
@@ -329,8 +329,10 @@ class TrainConfig(Configuration):
         if "module_path" in given:
             recorded = to_argv(cls(module_path=Path(given["module_path"][0]))._recorded.ppo)
         recorded_words = arguments.split(cls, recorded, prog=prog)
-        layers: dict[arguments.Origin, arguments.Given] = {"config file": recorded_words}
-        config = checked(arguments.read(cls, words, prog=prog, layers=layers)[0])
+        layers: dict[arguments.Origin, arguments.Given] = {"run.json": recorded_words}
+        config, origins = arguments.read(cls, words, prog=prog, layers=layers)
+        arguments.check_needs(cls, flags(config), origins)
+        checked(config)
         check_coverage(config.ppo, given)
         return config
 

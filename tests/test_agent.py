@@ -233,9 +233,11 @@ def test_an_unknown_skill_is_refused_with_the_closest(agent):
     found = flowrl.load_agent(agent)
     with pytest.raises(GraphError, match="no skill 'Collect Wod'; closest is 'Collect Wood'"):
         next(found.play("Collect Wod"))
-    for unknown in (PICKAXE, "", None, 7):
+    for unknown in (PICKAXE, "", 7):
         with pytest.raises(GraphError, match=f"it has: {WOOD}, {TABLE}"):
             found.play(unknown)
+    with pytest.raises(ConfigError, match=r"agent\.play: skill is None, not text"):
+        found.play(None)
     for seed in ("x", None, 1.5, 2**70):
         with pytest.raises(ConfigError, match=r"agent\.play: seed is "):
             found.play(WOOD, seed=seed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 import flowrl
 from flowrl import api, config
-from flowrl.errors import ConfigError, ExpertMissingError, FileRefusedError
+from flowrl.errors import ConfigError, FileRefusedError
 from tests.games.test_a_game_of_ones_own import installed
 
 SCRIPT = """
@@ -67,20 +68,22 @@ def test_what_cannot_be_is_an_error_of_flowrl_and_changes_nothing(tmp_path):
         flowrl.train(tmp_path / "graph", learning_rate=1)
     with pytest.raises(ConfigError, match="lr takes one value, not 2"):
         flowrl.train(tmp_path / "g", lr=[1e-3, 2e-3])
-    with pytest.raises(ConfigError, match="'' is no path"):
-        flowrl.train("")
     with pytest.raises(ConfigError, match="no flag 'graph_path'"):
         flowrl.train(tmp_path / "graph", graph_path="other")
     for no_path in (None, 3, b"graph", "~nobody-here/x"):
         for call in (flowrl.status, flowrl.train, lambda path: flowrl.evaluate(path, "X")):
-            with pytest.raises(ConfigError, match=r"is no path \(.*\); name a folder or a file"):
+            with pytest.raises(
+                ConfigError, match=r"which is no path \(.*\); name a folder or a file"
+            ):
                 call(no_path)
     with pytest.raises(ConfigError, match="--lr"):
         flowrl.train(tmp_path / "graph", lr=-1.0)
     with pytest.raises(FileRefusedError, match="is no graph"):
         flowrl.status(tmp_path)
-    with pytest.raises((ExpertMissingError, FileRefusedError)):
+    with pytest.raises(FileRefusedError):
         flowrl.evaluate(tmp_path, "Collect Wood")
+    with pytest.raises(FileRefusedError):
+        flowrl.evaluate(tmp_path, 7)
     with pytest.raises(AttributeError, match="it has evaluate, load_agent, status, train"):
         flowrl.trian  # noqa: B018
     assert list(tmp_path.iterdir()) == []
@@ -105,16 +108,29 @@ def test_flags_are_those_of_the_command_with_environment_and_file(tmp_path, monk
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("call", "words", "said"),
     [
-        ({"episodes": "many"}, "flowrl.evaluate: episodes "),
-        ({"seed": "x"}, "flowrl.evaluate: seed is 'x', not a whole number"),
-        ({"sandbox": "docker"}, "sandbox "),
+        ("train", {"graph": ""}, "flowrl.train: graph is '', which is no path; name a folder"),
+        ("train", {"show": "no"}, "flowrl.train: show is 'no', not true or false"),
+        ("train", {"target_skill": 3}, "flowrl.train: target_skill is 3, not text"),
+        ("train", {"use_wandb": "no"}, "flowrl.train: use_wandb is 'no', not true or false"),
+        ("train", {"strict": 1}, "flowrl.train: strict is 1, not true or false"),
+        ("train", {"skills_dir": 3}, "flowrl.train: skills_dir is 3, which is no path"),
+        ("train", {"config": ""}, "flowrl.train: config is '', which is no path"),
+        ("train", {"average_every": 9}, "--average_every does nothing without --replicas 2"),
+        ("status", {"graph": ""}, "flowrl.status: graph is ''"),
+        ("evaluate", {"skill": 1.5}, "flowrl.evaluate: skill is 1.5, not text"),
+        ("evaluate", {"skill": "A", "episodes": True}, "flowrl.evaluate: episodes is True, not"),
+        ("evaluate", {"skill": "A", "seed": -1}, "flowrl.evaluate: seed is -1: must lie in"),
+        ("evaluate", {"skill": "A", "seed": "x"}, "flowrl.evaluate: seed is 'x', not a whole"),
+        ("evaluate", {"skill": "A", "sandbox": "docker"}, "sandbox is 'docker', not one of auto"),
+        ("load_agent", {"path": ""}, "flowrl.load_agent: path is ''"),
+        ("load_agent", {"path": "x", "trust_skills": "no"}, "trust_skills is 'no', not true or"),
     ],
 )
-def test_evaluate_reads_what_it_is_given_before_it_plays(tmp_path, words, said):
-    (tmp_path / "checkpoints").mkdir()
-    with pytest.raises(ConfigError, match=said):
-        flowrl.evaluate(tmp_path, "Collect Wood", **words)
-    with pytest.raises(ExpertMissingError, match="no merged expert of '7'"):
-        flowrl.evaluate(tmp_path, 7)
+def test_each_argument_is_read_by_its_annotation(tmp_path, monkeypatch, call, words, said):
+    monkeypatch.chdir(tmp_path)
+    graph = {} if call == "load_agent" else {"graph": "graph"}
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        getattr(flowrl, call)(**{**graph, **words})
+    assert list(tmp_path.iterdir()) == []

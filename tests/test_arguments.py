@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
@@ -17,6 +18,7 @@ from flowrl.commands.sessions import LogsCommand
 from flowrl.config import BottomUpConfig, flags, parse
 from flowrl.errors import EXIT_INTERRUPTED, ConfigError
 from flowrl.paths import DEFAULT_GRAPH
+from tests.test_config import needed
 
 G = Path("exp/demo")
 
@@ -185,10 +187,9 @@ def test_every_flag_may_stand_in_a_config_file(tmp_path, item):
     value = flags(BottomUpConfig())[item.name]
     texts = {bool: str(value).lower(), tuple: "[]", str: f'"{value}"', type(Path()): '"g"'}
     file = tmp_path / "mine.toml"
-    text = texts.get(type(value), value if value is not None else '"1"')
-    if item.name == "merge_objective":
-        text = '"success=1"\nmerge_policy = "eval_gate"'
-    file.write_text(f"{item.name} = {text}\n")
+    text = texts.get(type(value), value if value is not None else '"2"')
+    more = [f"{name} = {json.dumps(one)}" for name, one in needed(item.name).items()]
+    file.write_text("\n".join([f"{item.name} = {text}", *more]))
     assert parse(BottomUpConfig, ["--config", str(file)]).origins[item.name] == "config file"
 
 
@@ -198,7 +199,7 @@ def test_every_flag_may_stand_in_a_config_file(tmp_path, item):
         ("lrr = 1", "'lrr' is no flag; closest is 'lr'"),
         ("[ppo]\nlr = 1", "'ppo' is no flag"),
         ("[lr]\nx = 1", "'lr' is a table; write lr = …"),
-        ("lr = ", "cannot be read: Invalid value"),
+        ("lr = ", "cannot be read: it is not TOML: Invalid value"),
         ("lr = 'fast'", "--lr (mine.toml) is 'fast', not a number"),
         ("use_wandb = 'perhaps'", "--use_wandb (mine.toml) is 'perhaps', not true or false"),
         ("lr = [1, 2]", "--lr (mine.toml) takes one value, not 2"),

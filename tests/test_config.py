@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from flowrl.arguments import arguments
 from flowrl.config import (
     BottomUpConfig,
     GraphConfig,
@@ -43,7 +44,8 @@ OTHER = {
     "replicas": 4,
     "average_rule": "median",
     "average_outer": "sgd",
-    "average_quorum": 4,
+    "average_quorum": 2,
+    "min_workers": 2,
     "average_every": 16,
     "sandbox": "none",
     "pass_env": ("MY_NAME", "MY_OTHER_NAME"),
@@ -71,7 +73,17 @@ def other_value(item: dataclasses.Field):
         "Frames | None": 12_345,
         "AboveZero | None": 2.5,
     }
-    return empty.get(str(item.type), "$(id); 'x' -t")
+    kind = item.type.removeprefix("Annotated[").partition(", Needs")[0]
+    return empty.get(kind, "$(id); 'x' -t")
+
+
+def needed(name: str) -> dict[str, object]:
+    """The flags without which a flag of `flowrl train` does nothing."""
+    found = {}
+    while needs := arguments(BottomUpConfig)[name].needs:
+        name, values = next(iter(needs.any_of.items()))
+        found[name] = values[0]
+    return found
 
 
 def fields(*kinds):
@@ -91,8 +103,7 @@ TRAINER = TrainConfig(module_path=Path("m/0.py"))
     ids=lambda part: getattr(part, "name", type(part).__name__),
 )
 def test_every_flag_reaches_the_other_side(base, item):
-    if item.name == "merge_objective":
-        base = with_flags(base, merge_policy="eval_gate")
+    base = with_flags(base, **needed(item.name))
     value = other_value(item)
     config = with_flags(base, **{item.name: value})
     assert value != item.default

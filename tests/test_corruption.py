@@ -23,13 +23,14 @@ import pytest
 
 from flowrl import evaluation as evaluate
 from flowrl import storage
+from flowrl.config import PPOConfig
 from flowrl.errors import ExpertCorruptError, FileRefusedError, FlowrlError
 from flowrl.experts import checkpoint
 from flowrl.experts import manifest as manifests
 from flowrl.experts.repair import usable
 from flowrl.experts.store import ExpertStore
 from flowrl.parallel.recovery import inspect, recover_state
-from flowrl.parallel.skill_sources import SkillSources
+from flowrl.parallel.skill_sources import SkillSources, record_graph
 from flowrl.parallel.state import StateFile
 from flowrl.paths import GraphPaths, RunPaths
 from flowrl.reports import status
@@ -63,6 +64,7 @@ def graph_paths(place) -> GraphPaths:
         book.record(LIBRARY[skill])
     facts = {"format": 1, "env_name": "Craftax-Classic-Symbolic-v1"}
     records.write(graph_paths.config_json, facts)
+    record_graph(graph_paths, PPOConfig())
     recover_state(graph_paths)
     storage.append_line(graph_paths.events, '{"skill": "Collect Wood"}')
     assert inspect(graph_paths) == ()

@@ -35,7 +35,7 @@ from tests.parallel.making import TABLE, WOOD, finish
 from tests.parallel.scheduling import NOW
 from tests.parallel.stand_in_story import Place
 from tests.skills.making import skill_text
-from tests.test_config import other_value
+from tests.test_config import needed, other_value
 
 NVIDIA_SMI = """#!/bin/sh
 echo "0, GPU-aaaa, 81559"
@@ -124,11 +124,13 @@ OF_THE_GRAPH = [name for name in config.flags(BottomUpConfig()) if name not in N
 def test_a_training_flag_reaches_the_trainer_and_no_other_one_changes(bench, item):
     value = other_value(item)
     assert value != item.default
-    job = bench.job("--max_parallel_skills=1000", *flag(item.name, value))
+    given = {**needed(item.name), item.name: value}
+    words = [word for name, one in given.items() for word in flag(name, one)]
+    job = bench.job("--max_parallel_skills=1000", *words)
     assert job.argv[1:3] == ("-m", "flowrl.ppo_flow")
     arrived = TrainConfig.read(job.argv[3:], prog="ppo_flow")
     module = bench.graph_paths.run(0, WOOD).module
-    known = {"acting_threads": 1, item.name: value}  # a thousandth of the CPUs: one thread
+    known = {"acting_threads": 1, **given}  # a thousandth of the CPUs: one thread
     assert arrived == with_flags(TrainConfig(module_path=module), **known)
     said = {word.partition("=")[0] for word in job.argv[5:]}
     assert said <= {"--num_devices", "--acting_threads"}, "run.json says the rest"

@@ -64,6 +64,12 @@ def test_stages_run_in_order_with_their_words(stand_in):
 
 def test_the_stage_that_does_not_end_well_ends_the_row_and_is_named(stand_in, caplog):
     (stand_in / "evaluate").write_text("1")
+    (stand_in / "train").write_text("2")
+    assert run(stand_in, "--stages", "train,evaluate", *WORDS[2:]) == 2
+    assert not (stand_in / "g").exists(), "nothing was begun"
+    (stand_in / "calls").unlink()
+    (stand_in / "train").unlink()
+    save(stand_in / "g", ("A", DONE))
     assert run(stand_in, "--stages", "evaluate,train", *WORDS[2:]) == 1
     shown = notices.read(GraphPaths(stand_in / "g"))["stages"]
     assert shown == "stage 1 of 2: evaluate (evaluate, train)"

@@ -11,7 +11,7 @@ import numpy as np
 import tyro
 
 from flowrl import storage
-from flowrl.arguments import Count, GraphCommand
+from flowrl.arguments import Count, GraphCommand, Needs
 from flowrl.averaging.rules import Rule, average
 from flowrl.averaging.state import from_row, to_row
 from flowrl.config import RuleName
@@ -27,8 +27,6 @@ from flowrl.experts import manifest as manifests
 from flowrl.experts.store import ExpertStore
 from flowrl.paths import GraphPaths, RunPaths, existing_graph
 from flowrl.runs import read_run
-
-_TAKEN_BY = {"trimmed": ("trimmed_mean",), "faulty": ("krum", "multi_krum")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,9 +44,9 @@ class AverageCommand:
     """The new folder."""
     rule: RuleName = "mean"
     """How they are averaged; all but the mean bear a faulty one among enough others."""
-    trimmed: float | None = None
+    trimmed: Annotated[float | None, Needs(rule="trimmed_mean")] = None
     """Share of the experts that trimmed_mean leaves out at each end, below 0.5 (default: 0.2)."""
-    faulty: Count | None = None
+    faulty: Annotated[Count | None, Needs(rule=("krum", "multi_krum"))] = None
     """How many experts may be faulty, for krum and multi_krum (default: 1)."""
     weights: str = ""
     """A number for each expert, such as 1,3 (default: all count alike)."""
@@ -61,7 +59,9 @@ class AverageCommand:
         """Average, and print what; raises ConfigError for experts that cannot be averaged."""
         from flowrl.experts import checkpoint
 
-        rule, weights = self._rule(), self._weights()
+        given = {"trimmed": self.trimmed, "faulty": self.faulty}
+        said = {name: value for name, value in given.items() if value is not None}
+        rule, weights = Rule(name=self.rule, **said), self._weights()
         rule.check(len(self.experts), weighted=weights is not None)
         if os.path.lexists(self.output):
             raise FileRefusedError(f"{self.output} exists already; name another folder")
@@ -86,14 +86,6 @@ class AverageCommand:
         line += f", all of run {origin}" if origin else ", no common ancestor is known"
         print_report(report, [line], as_json=self.json)
         return 0
-
-    def _rule(self) -> Rule:
-        given = {name: value for name in _TAKEN_BY if (value := getattr(self, name)) is not None}
-        for name in given:
-            if self.rule not in _TAKEN_BY[name]:
-                rules = " or ".join(_TAKEN_BY[name])
-                raise ConfigError(f"--{name} is not for {self.rule}; leave it out, or use {rules}")
-        return Rule(name=self.rule, **given)
 
     def _weights(self) -> np.ndarray | None:
         count = len(self.experts)

@@ -17,6 +17,7 @@ from flowrl.games.base import COUNT, Game, find_game, known_games
 from flowrl.launchers.sandbox import confinement
 from flowrl.paths import printable
 from flowrl.skills.graph import SkillGraph
+from flowrl.skills.planner import excess
 from flowrl.skills.skill import Skill, load_library, load_skill, skill_files
 from flowrl.skills.validation.cache import parsed_function
 from flowrl.skills.validation.dry_run import (
@@ -182,6 +183,9 @@ def _read(path: Path) -> Skill | str:
     try:
         skill = load_skill(path)
         with_flags(PPOConfig(), **skill.training).check()
+        capacity = max(game.capacity for game in _fitting(skill))
+        if said := excess(skill, 1, capacity=capacity):
+            return f"{printable(str(path))}:1: {said}"
     except ConfigError as error:
         return f"{printable(str(path))}:1: training: {error}"
     except FlowrlError as error:
@@ -200,6 +204,12 @@ def _warning(skill: Skill | str) -> str | None:
 
 
 def _games(skill: Skill) -> list[str]:
+    """The games whose inventory has room for the skill's amounts: one at least, as `_read` asks."""
+    fitting = _fitting(skill)
+    return [game.name for game in fitting if not excess(skill, 1, capacity=game.capacity)]
+
+
+def _fitting(skill: Skill) -> Sequence[Game]:
     """The games that have all that the skill names: one at least, or it would be refused."""
     functions = [parsed_function(code) for code in (skill.is_done, skill.reward)]
-    return [game.name for game in fitting_games(functions, known_games())]
+    return fitting_games(functions, known_games())

@@ -161,7 +161,8 @@ def _newest_log(graph_paths: GraphPaths, row: SkillRow) -> Path:
         for path in (live.training_log, run_paths.training_log, *newest_first):
             if path.is_file() and not path.is_symlink():
                 return path
-    raise FileRefusedError(f"{row.skill} has no training log: it is {row.status}")
+    problem = f"{row.skill} has no training log: it is {row.status}"
+    raise FileRefusedError(f"{problem}; {graph_paths.command('status')} says what it waits for")
 
 
 def _open_log(path: Path) -> TextIO:

@@ -140,6 +140,14 @@ def fall_back(store: ExpertStore, broken: ExpertVersion, why: str) -> ExpertVers
     The broken one goes to quarantine. Returns None, and changes nothing, if no earlier one is
     whole; FileRefusedError, too, changes nothing: a folder of the graph is not where it belongs.
     """
+    whole = _whole_before(store, broken)
+    if whole is not None:
+        _exchange(store, broken, {broken.index: whole}, why)
+    return whole
+
+
+def _whole_before(store: ExpertStore, broken: ExpertVersion) -> ExpertVersion | None:
+    """The newest whole version of an expert before the broken one."""
     newest = manifests.generation_of(broken.version)
     earlier = {
         number: version
@@ -147,11 +155,18 @@ def fall_back(store: ExpertStore, broken: ExpertVersion, why: str) -> ExpertVers
         if (version.index, version.skill) == (broken.index, broken.skill)
         and (number := manifests.generation_of(version.version)) < newest
     }
-    for number in sorted(earlier, reverse=True):
-        if not damage(store, earlier[number]):
-            _exchange(store, broken, {broken.index: earlier[number]}, why)
-            return earlier[number]
-    return None
+    whole = (earlier[n] for n in sorted(earlier, reverse=True) if not damage(store, earlier[n]))
+    return next(whole, None)
+
+
+def refuse_lost(store: ExpertStore) -> None:
+    """Raise ExpertError for a merged expert of which no version is whole; changes nothing."""
+    for version in store.manifest().experts.values():
+        try:
+            store.verify(version)
+        except ExpertError:
+            if _whole_before(store, version) is None:
+                raise
 
 
 def drop(store: ExpertStore, broken: ExpertVersion, why: str) -> None:

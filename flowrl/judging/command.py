@@ -19,7 +19,7 @@ import numpy as np
 import tyro
 
 from flowrl import storage
-from flowrl.arguments import Count, Frames, ReportCommand, Seed
+from flowrl.arguments import Count, Frames, Needs, ReportCommand, Seed
 from flowrl.config import Sandbox
 from flowrl.errors import ConfigError
 from flowrl.experts.store import ExpertStore
@@ -48,6 +48,7 @@ Member = Literal["rule", "logistic", "transformer", "openai", "dspy"]
 JudgeName = Literal[Member, "learned", "ensemble"]
 _MODELS: tuple[Member, ...] = ("rule", "logistic", "transformer")
 _READERS = ("openai", "dspy")  # they judge texts; beside others, descriptions of episodes
+_OF_READERS = Needs(judge=(*_READERS, "ensemble"), benchmark=True)
 _FEWEST, _CHANGED = 8, 20  # episodes to judge, and texts whose form is changed
 logger = logging.getLogger(__name__)
 
@@ -86,7 +87,7 @@ class JudgeCommand(ReportCommand):
     """Skills, by name or expert number; without one, all that are merged."""
     judge: JudgeName = "learned"
     """The judge; learned is the better of logistic and transformer."""
-    models: tuple[Member, ...] = _MODELS
+    models: Annotated[tuple[Member, ...], Needs(judge="ensemble")] = _MODELS
     """Members of an ensemble. Beside others, openai and dspy read episodes, too."""
     benchmark: bool = False
     """Measure all judges that can be asked, and ask endpoints again what they have answered."""
@@ -94,11 +95,11 @@ class JudgeCommand(ReportCommand):
     """Episodes of each skill to play, each in a world of its own."""
     seed: Seed = 2_000_003
     """Seed of the worlds, of the actions, and of the choice which episodes a judge may see."""
-    base_url: str = ""
+    base_url: Annotated[str, _OF_READERS] = ""
     """Endpoint of openai and dspy; the key is read from OPENAI_API_KEY."""
-    model: str = ""
+    model: Annotated[str, _OF_READERS] = ""
     """The endpoint's model."""
-    judge_budget: tuple[Frames, ...] = (500, 1_000_000, 1800)
+    judge_budget: Annotated[tuple[Frames, ...], _OF_READERS] = (500, 1_000_000, 1800)
     """Calls, tokens and seconds that the endpoint may take at most, retries included."""
     sandbox: Sandbox = "auto"
     """Confine the episodes by bubblewrap, with the graph read-only; auto: if it is there."""
@@ -133,8 +134,6 @@ class JudgeCommand(ReportCommand):
         return 0
 
     def _check_models(self) -> None:
-        if self.models != _MODELS and self.judge != "ensemble":
-            raise ConfigError("--models are the members of --judge ensemble; leave them out")
         for name in self.models:
             if self.models.count(name) > 1:
                 raise ConfigError(f"--models has {name} twice; name each member once")

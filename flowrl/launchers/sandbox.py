@@ -158,7 +158,9 @@ def child_env(
     """
     for name in passed:
         if name not in environ:
-            raise ConfigError(f"--pass_env {name}: it is not set here; export it or leave it out")
+            word, equals, _ = name.partition("=")  # its value may be secret
+            why = "this takes a name alone" if equals else "it is not set here"
+            raise ConfigError(f"--pass_env {word}{equals}: {why}; export it or leave it out")
     env = {name: value for name, value in environ.items() if name in passed or may_pass(name)}
     env = {**_MALLOC, **env, "PYTHONUNBUFFERED": "1"}
     if not devices:

@@ -9,18 +9,11 @@ from typing import Annotated, Literal
 
 import tyro
 
-from flowrl.arguments import Count, Seconds, Seed
+from flowrl.arguments import Count, Needs, Seconds, Seed
 from flowrl.config import AboveZero, Activation, Configuration
 from flowrl.errors import divisors_near
 from flowrl.storage.records import Share, within
 
-_OF = {  # flags that the other algorithm knows nothing of
-    "ppo": ("gae_lambda", "clip_eps", "ent_coef", "vf_coef"),
-    "dqn": (
-        *("capacity", "batch_size", "train_interval", "tau", "epsilon_decay_epochs"),
-        "final_epsilon",
-    ),
-}
 PER_AGENT = ("lr", "gamma", "clip_eps", "ent_coef")
 
 
@@ -44,13 +37,13 @@ class LearnerConfig(Configuration):
     """Adam's learning rate: one for all agents, or one for each."""
     gamma: tuple[Share, ...] = (0.99,)
     """Discount: one for all agents, or one for each."""
-    clip_eps: tuple[AboveZero, ...] = (0.2,)
+    clip_eps: Annotated[tuple[AboveZero, ...], Needs(algorithm="ppo")] = (0.2,)
     """PPO's clip range: one for all agents, or one for each."""
-    ent_coef: tuple[float, ...] = (0.01,)
+    ent_coef: Annotated[tuple[float, ...], Needs(algorithm="ppo")] = (0.01,)
     """Weight of PPO's entropy bonus: one for all agents, or one for each."""
-    gae_lambda: Share = 0.9
+    gae_lambda: Annotated[Share, Needs(algorithm="ppo")] = 0.9
     """Lambda of generalised advantage estimation."""
-    vf_coef: float = 0.5
+    vf_coef: Annotated[float, Needs(algorithm="ppo")] = 0.5
     """Weight of PPO's value loss."""
     max_grad_norm: AboveZero = 1.0
     """Each agent's gradient is clipped to this norm."""
@@ -63,25 +56,21 @@ class LearnerConfig(Configuration):
     """Width of the hidden layers of each agent's network."""
     activation: Activation = "tanh"
     """Activation of the hidden layers."""
-    capacity: Annotated[int, within(1, 10**8)] = 65_536
+    capacity: Annotated[Annotated[int, within(1, 10**8)], Needs(algorithm="dqn")] = 65_536
     """Steps that dqn's buffer of each agent holds; the oldest give way."""
-    batch_size: Count = 256
+    batch_size: Annotated[Count, Needs(algorithm="dqn")] = 256
     """Steps that dqn draws for a gradient step."""
-    train_interval: Count = 1
+    train_interval: Annotated[Count, Needs(algorithm="dqn")] = 1
     """Epochs from one training of dqn to the next; those between only fill the buffers."""
-    tau: Share = 0.01
+    tau: Annotated[Share, Needs(algorithm="dqn")] = 0.01
     """Share by which dqn's target network goes towards the network in every gradient step."""
-    epsilon_decay_epochs: Count = 20
+    epsilon_decay_epochs: Annotated[Count, Needs(algorithm="dqn")] = 20
     """Epochs over which epsilon, dqn's share of random actions, falls from 1 to final_epsilon."""
-    final_epsilon: Share = 0.05
+    final_epsilon: Annotated[Share, Needs(algorithm="dqn")] = 0.05
     """Epsilon from then on."""
 
     def problems(self) -> Iterator[str]:
-        """Check whether the algorithm uses the flags, and rows divide and fit into the buffer."""
-        other = "dqn" if self.algorithm == "ppo" else "ppo"
-        for name in _OF[other]:
-            if getattr(self, name) != getattr(LearnerConfig, name):
-                yield f"--{name} is for --algorithm {other}, not {self.algorithm}; leave it out"
+        """Check whether rows divide, and fit into the buffer."""
         rows, wanted = self.num_envs * self.num_steps, self.num_minibatches
         if rows % wanted:
             near = ", ".join(map(str, divisors_near(rows, wanted)))
@@ -138,7 +127,7 @@ class IndependentConfig(Configuration):
     lag: Annotated[int, within(0, 1)] = 1
     """Epochs by which the parameters that act trail those that learn. 0 collects, then learns; 1
     lets an epoch be collected while the one before it is learnt from."""
-    overlap: bool = True
+    overlap: Annotated[bool, Needs(lag=1)] = True
     """At lag 1, collect and learn at the same time; the results are the same without."""
     run_folder: Path = Path("exp/independent")
     """Folder of the run; made when missing, continued when there; a finished run is kept."""
@@ -152,9 +141,9 @@ class IndependentConfig(Configuration):
     """Write TensorBoard files into the run folder; pip install '.[tb]' brings it."""
     use_wandb: bool = False
     """Log to Weights & Biases (offline when there is no key); pip install '.[wandb]' brings it."""
-    wandb_project: str = "flowrl"
+    wandb_project: Annotated[str, Needs(use_wandb=True)] = "flowrl"
     """Weights & Biases project."""
-    wandb_entity: str | None = None
+    wandb_entity: Annotated[str | None, Needs(use_wandb=True)] = None
     """Weights & Biases team or user."""
     timeline: bool = False
     """Write timeline.json into the run folder: a Chrome trace of when it collects, learns, waits.

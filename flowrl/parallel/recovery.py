@@ -55,6 +55,8 @@ from flowrl.parallel.skill_sources import (
     open_graph,
     read_graph_record,
     read_skill_file,
+    record_graph,
+    record_of_runs,
 )
 from flowrl.parallel.state import SchedulerState, StateFile
 from flowrl.parallel.status import FRESH, Completed, Running, Status
@@ -363,11 +365,19 @@ def _check_records(graph_paths: GraphPaths) -> Iterator[Finding]:
     for path in sorted(graph_paths.skill_files.glob("*.json")):
         yield from _unreadable(graph_paths, path, partial(read_skill_file, path))
     graph, config = graph_paths.graph_json, graph_paths.config_json
-    if os.path.lexists(graph):  # without it, the next start makes it of the runs' records
+    if os.path.lexists(graph):
         yield from _unreadable(graph_paths, graph, partial(records.read, graph, GraphRecord))
+    if not os.path.lexists(graph) and (record := record_of_runs(graph_paths)):
+        fix = partial(_record_graph, graph_paths, record)
+        yield Finding("warning", f"{graph} is missing", graph, fix=fix)
     if os.path.lexists(config):  # the next run that is made writes it again
         read = partial(recorded_config, graph_paths)
         yield from _unreadable(graph_paths, config, read, severity="warning")
+
+
+def _record_graph(graph_paths: GraphPaths, record: GraphRecord) -> str:
+    record_graph(graph_paths, record)
+    return f"{graph_paths.graph_json} is made anew of the runs' records"
 
 
 def _fail_run(graph_paths: GraphPaths, expert: int, skill: str) -> str:
@@ -400,6 +410,16 @@ def _check_history(graph_paths: GraphPaths) -> Iterator[Finding]:
     for generation in manifests.generations(graph_paths):
         path = manifests.history_file(graph_paths, generation)
         yield from _unreadable(graph_paths, path, partial(manifests.read_file, path))
+    present = ExpertStore(graph_paths).manifest()
+    path = manifests.history_file(graph_paths, present.generation)
+    if present.experts and not os.path.lexists(path):
+        lost = f"{path} is missing: flowrl rollback could not come back to what counts now"
+        yield Finding("warning", lost, path, fix=partial(_keep, graph_paths, present))
+
+
+def _keep(graph_paths: GraphPaths, manifest: Manifest) -> str:
+    manifests.write_history(graph_paths, manifest)
+    return f"{manifests.history_file(graph_paths, manifest.generation)} is made anew"
 
 
 def _check_archives(graph_paths: GraphPaths) -> Iterator[Finding]:

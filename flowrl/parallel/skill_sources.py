@@ -62,7 +62,7 @@ def check_graph_record(graph_paths: GraphPaths, config: PPOConfig) -> None:
     is for another game or has networks of other sizes, FileRefusedError that graph.json is damaged.
     """
     recorded = graph_paths.graph_json.exists()
-    record = read_graph_record(graph_paths) if recorded else _of_runs(graph_paths)
+    record = read_graph_record(graph_paths) if recorded else record_of_runs(graph_paths)
     common = _COMMON if record else ()
     was, now = ({name: getattr(each, name) for name in common} for each in (record, config))
     for said in arguments.other_flags(was, now):
@@ -80,7 +80,7 @@ def read_graph_record(graph_paths: GraphPaths) -> GraphRecord:
     return records.read(graph_paths.graph_json, GraphRecord, remedy=remedy)
 
 
-def _of_runs(graph_paths: GraphPaths) -> GraphRecord | None:
+def record_of_runs(graph_paths: GraphPaths) -> GraphRecord | None:
     """Return the record of a merged or live run, whichever can be read first."""
     merged = ExpertStore(graph_paths).manifest().experts.values()
     archives = (graph_paths.archive(version.index, version.skill) for version in merged)
@@ -92,7 +92,7 @@ def _of_runs(graph_paths: GraphPaths) -> GraphRecord | None:
     return None
 
 
-def record_graph(graph_paths: GraphPaths, config: PPOConfig) -> None:
+def record_graph(graph_paths: GraphPaths, config: PPOConfig | GraphRecord) -> None:
     """Write graph.json if there is none; publish a notice of library skills that changed since."""
     now = _library(config.env_name)
     if not graph_paths.graph_json.exists():
@@ -165,8 +165,13 @@ def skill_configs(config: BottomUpConfig, skills: Mapping[str, Skill]) -> Mappin
     path, tables = config.graph.skill_config, {}
     if path is not None:
         tables = arguments.toml(path, flag="skill_config")
-    for other in tables.keys() - skills.keys():
-        raise ConfigError(f"{path}: there is no skill {other!r}{closest(other, skills)}")
+    for other, table in tables.items():
+        if not isinstance(table, dict):
+            below = f'write it below the name of a skill, as ["{next(iter(skills))}"]'
+            raise ConfigError(f"{path}: {other!r} stands outside of a table; {below}")
+        if other not in skills:
+            near = closest(other, skills) or "; flowrl skills GRAPH lists them"
+            raise ConfigError(f"{path}: there is no skill {other!r}{near}")
     settings: dict[str, SkillConfig] = {}
     for name, skill in skills.items():
         try:

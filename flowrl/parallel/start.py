@@ -72,6 +72,12 @@ def device_slots(launch: LaunchConfig, *, each: int, wanted: int) -> dict[str, i
     elif launch.gpu_ids:
         raise ConfigError("--gpu_ids needs JAX for CUDA: pip install '.[cuda]' in flowrl's folder")
     check_devices(devices, each=each, wanted=wanted)
+    cpus = len(os.sched_getaffinity(0))
+    if launch.cpus_per_run > cpus and not devices:
+        remedy = f"choose at most {cpus}, or 0 to share them"
+        raise ConfigError(
+            f"--cpus_per_run {launch.cpus_per_run}: only {cpus} can be used; {remedy}"
+        )
     return slots(devices, most=launch.skills_per_gpu, memory_mb=launch.gpu_memory_mb)
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from flowrl import notices
 from flowrl.config import BottomUpConfig, GraphConfig, LaunchConfig, ScheduleConfig
 from flowrl.errors import GraphError, SkillError
+from flowrl.experts.repair import refuse_lost
 from flowrl.experts.store import ExpertStore
 from flowrl.launchers import sandbox
 from flowrl.llm.flow import Flow, skills_towards
@@ -135,6 +136,7 @@ def _open(graph_paths: GraphPaths, config: BottomUpConfig) -> OpenedGraph:
     check_graph_record(graph_paths, config.ppo)
     StateFile(graph_paths.scheduler_state).load()  # refused now, or never
     merge_rule(config.graph)  # refused now, or never
+    refuse_lost(ExpertStore(graph_paths))  # else completed skills would count without an expert
     sandbox.child_env(("0",), passed=config.launch.pass_env)
     each, wanted = config.schedule.devices_per_run, config.ppo.num_devices
     devices = device_slots(config.launch, each=each, wanted=wanted)

@@ -166,13 +166,8 @@ def recover_graph(graph_paths: GraphPaths) -> None:
         storage.remove_leftovers(folder)
     remove_part_files(graph_paths)
     for version in store.manifest().experts.values():
-        path = store.path_of(version)
-        if (
-            not path.exists()
-            and (graph_paths.quarantine / path.relative_to(graph_paths.root)).exists()
-        ):
-            with suppress(ExpertError):  # a fall-back was interrupted; notices say what came of it
-                repair.usable(store, version)
+        with suppress(ExpertError):  # it is damaged; notices say what came of it
+            repair.usable(store, version)
     merged, live = store.manifest().merged, set[str]()
     for run_paths in live_runs(graph_paths):
         try:

@@ -6,7 +6,7 @@ import shlex
 import shutil
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -19,9 +19,11 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from flowrl import config as configs
 from flowrl import notices, runs
+from flowrl.config import BottomUpConfig
 from flowrl.console import ERRORS
-from flowrl.errors import FileRefusedError, GraphError, closest
+from flowrl.errors import FileRefusedError, FlowrlError, GraphError, closest
 from flowrl.experts.store import ExpertStore
 from flowrl.launchers import process
 from flowrl.launchers.run_status import lock_held, read_exit
@@ -47,6 +49,7 @@ from flowrl.parallel.status import (
 from flowrl.paths import GraphPaths, RunPaths, SweepPaths, printable, slug
 from flowrl.redaction import cleaned
 from flowrl.reports.why import explanation_of
+from flowrl.skills.skill import load_library
 from flowrl.storage import records
 
 _WATCH_SECONDS = 1.0
@@ -337,9 +340,27 @@ def find_row(rows: Sequence[SkillRow], wanted: str, graph: Path) -> SkillRow:
     for row in rows:
         if row.expert is not None and word == str(row.expert):
             return row
+    library = _of_library(GraphPaths(graph))
+    for name in library:
+        if word in (name.casefold(), slug(name).casefold()):
+            begin = GraphPaths(graph).command("train", "--target_skill", name)
+            raise GraphError(f"{name} has not begun in {graph}; {begin} begins it")
     known = ", ".join(row.skill for row in rows) or "none yet"
-    near = closest(wanted, [row.skill for row in rows])
+    near = closest(wanted, [row.skill for row in rows]) or closest(wanted, library)
     raise GraphError(f"{graph} has no skill {wanted!r}{near}; it has: {known}")
+
+
+def _of_library(graph_paths: GraphPaths) -> Iterable[str]:
+    """Return the skills that a graph could train, () where its game or its folder is not known."""
+    if not graph_paths.config_json.exists():
+        return ()
+    try:
+        recorded = records.read_document(graph_paths.config_json)
+        config = configs.from_json(BottomUpConfig, recorded)
+        own = config.graph
+        return load_library(config.ppo.env_name, own.skills_dir, trust=own.trust_skills)
+    except FlowrlError:  # the answer goes without it
+        return ()
 
 
 def all_ended(rows: Sequence[SkillRow]) -> bool:

@@ -51,6 +51,16 @@ def entry_needs(skill: Skill, count: int) -> dict[str, int]:
     return needs
 
 
+def excess(skill: Skill, count: int, *, capacity: int) -> str:
+    """Return which amount of a step is over the capacity of the inventory, "" for none."""
+    levels = {item: amount.at(count) for item, amount in skill.gain.items()}
+    for item, level in (*levels.items(), *entry_needs(skill, count).items()):
+        if level > capacity:
+            what = f"{skill.name} × {count} needs or yields {level} {item}"
+            return f"{what}; at most {capacity} can be carried"
+    return ""
+
+
 def needs_before(
     needs: Mapping[str, int], skill: Skill, count: int, *, ephemeral: frozenset[str]
 ) -> dict[str, int] | None:
@@ -298,11 +308,12 @@ def _missing(skill: Skill, item: str, need: int, learned: Learnable) -> str:
             f"{skill.name!r} says that {need} {item} is provided by {named!r}, which is no such "
             f"skill here; {f'skills that gain {item}: {offers}' if offers else _ADD}"
         )
+    if offers := ", ".join(learned.gainers.get(item, ())):
+        return f"{skill.name!r} requires {need} {item}, more than {offers} can yield; require less"
     close = difflib.get_close_matches(item, learned.gainers, n=3, cutoff=0.5)
     offers = ", ".join(f"{gain} ({learned.gainers[gain][0]})" for gain in close)
-    amount = f"{need} {item}" if item in learned.gainers else repr(item)
     remedy = f"closest are {offers}" if offers else _ADD
-    return f"{skill.name!r} requires {amount}, which no skill gains; {remedy}"
+    return f"{skill.name!r} requires {item!r}, which no skill gains; {remedy}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -320,17 +331,10 @@ class Planner:
 
         Raises GraphError if more of an item is needed at once than can be carried or provided.
         """
-        self._check_goal(goal)
+        if said := excess(self.skills[goal.skill], goal.count, capacity=self.capacity):
+            raise GraphError(said)
         names = [step.skill for step in self._ordered(goal)]
         return self._pruned(names, goal)
-
-    def _check_goal(self, goal: Step) -> None:
-        skill = self.skills[goal.skill]
-        levels = {item: amount.at(goal.count) for item, amount in skill.gain.items()}
-        for item, level in (*levels.items(), *entry_needs(skill, goal.count).items()):
-            if level > self.capacity:
-                what = f"{goal.skill} × {goal.count} needs or yields {level} {item}"
-                raise GraphError(f"{what}; at most {self.capacity} can be carried")
 
     def _ordered(self, goal: Step) -> list[Step]:
         steps = [goal]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from flowrl import arguments
 from flowrl import config as configs
 from flowrl.arguments import Count, other_flags
 from flowrl.config import AboveZero, AttemptConfig, BottomUpConfig, PPOConfig, StartConfig
@@ -68,6 +69,12 @@ class SweepConfig(StartConfig):
     keep_winner: bool = False
     """Merge the best expert of a confirmed point into the graph."""
 
+    @classmethod
+    def settled(cls, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the flags that are not the graph's where they are not given."""
+        of_graph = configs.flags(BottomUpConfig())
+        return {name: value for name, value in values.items() if name not in of_graph}
+
     @functools.cached_property
     def varied(self) -> Space | None:
         """The space of --vary or --space, if one is given; ConfigError if it cannot be used."""
@@ -121,6 +128,9 @@ def training_config(
     training = configs.with_flags(BottomUpConfig(), **values)
     origins = {**dict.fromkeys(kept, "config file"), **config.origins}
     ppo = known.base if known else training.ppo
+    varied = {each.name for each in config.varied.dimensions} if config.varied else ()
+    fixed = {name: each for name, each in configs.flags(training).items() if name not in varied}
+    arguments.check_needs(BottomUpConfig, fixed, config.origins)
     return dataclasses.replace(training, ppo=ppo, origins=origins)
 
 

@@ -6,8 +6,9 @@ import shutil
 
 import pytest
 
+from flowrl.config import PPOConfig
 from flowrl.parallel.recovery import recover_state
-from flowrl.parallel.skill_sources import SkillSources
+from flowrl.parallel.skill_sources import SkillSources, record_graph
 from flowrl.paths import GraphPaths
 from flowrl.storage import records
 from tests.parallel.making import LIBRARY, TABLE, WOOD, train
@@ -24,6 +25,7 @@ def template(tmp_path_factory) -> GraphPaths:
     for skill in (WOOD, TABLE):
         book.record(LIBRARY[skill])
     records.write(graph_paths.config_json, {"format": 1, "env_name": "Craftax-Classic-Symbolic-v1"})
+    record_graph(graph_paths, PPOConfig())
     recover_state(graph_paths)
     return graph_paths
 

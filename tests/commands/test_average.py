@@ -150,5 +150,7 @@ def test_what_cannot_be_averaged_is_refused_in_one_line(tmp_path, capsys):
     assert "--faulty is 0" in refused(capsys, *robust, "0", good, other)
     words = (*common, "--rule", "trimmed_mean", "--trimmed", "0.5", good, other)
     assert "0.5: choose 0 to 0.49" in refused(capsys, *words)
-    assert "use krum or multi_krum" in refused(capsys, *common, "--faulty", "1", good, other)
+    assert "without --rule krum or multi_krum" in refused(
+        capsys, *common, "--faulty", "1", good, other
+    )
     assert not (tmp_path / "out").exists()

@@ -293,7 +293,7 @@ def test_what_a_run_did_not_reach_is_a_label(graph_paths, monkeypatch, endpoint,
         (["--judge", "openai"], 2, "asks an endpoint that you name"),
         (["--judge", "openai", "--base_url", "http://x/v1"], 2, "needs --model"),
         (["--judge", "oracle"], 2, "oracle"),
-        (["--judge_budget", "5"], 2, "takes calls, tokens and seconds"),
+        (["--judge", "openai", "--judge_budget", "5"], 2, "takes calls, tokens and seconds"),
         (["Place Tabel"], 1, "of 'Place Tabel'; closest is 'Place Table'"),
     ],
 )
@@ -313,8 +313,8 @@ def test_the_process_that_plays_knows_neither_key_nor_endpoint(graph_paths, endp
         return subprocess.CompletedProcess(words, 1, stderr=b"")
 
     monkeypatch.setattr(subprocess, "run", run)
-    words = ["--judge", "rule", "--base_url", "http://x/v1?api_key=hunter2", "--sandbox", "none"]
-    assert cli.main(["judge", str(graph_paths.root), *words]) == 1
+    words = ["--judge", "ensemble", "--base_url", "http://x/v1?api_key=hunter2"]
+    assert cli.main(["judge", str(graph_paths.root), *words, "--sandbox", "none"]) == 1
     (told,) = started
     assert "JudgeCommand" in told
     assert KEY not in told

@@ -150,6 +150,7 @@ def test_a_configuration_that_makes_no_sense_is_named(graph_paths, capsys, key):
 @pytest.mark.parametrize("content", [None, "{", '{"format": 1}'], ids=["none", "torn", "no seal"])
 def test_without_its_configuration_a_graph_is_what_its_record_says(graph_paths, capsys, content):
     """A scheduler that is killed before its first run leaves no config.json."""
+    graph_paths.graph_json.unlink()
     record_graph(graph_paths, PPOConfig(env_name="Craftax-Classic-Symbolic-v1", layer_size=32))
     graph_paths.config_json.unlink()
     if content is not None:

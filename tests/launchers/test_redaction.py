@@ -306,7 +306,7 @@ def test_passed_variables_reach_the_trainer_and_only_they():
     ("name", "said"),
     [
         ("NOT_SET", "--pass_env NOT_SET: it is not set here; export it"),
-        ("MY_TOKEN=x", "--pass_env MY_TOKEN=x: it is not set here"),
+        ("MY_TOKEN=x", "--pass_env MY_TOKEN=: this takes a name alone; export"),
         ("", "it is not set here"),
         ("--flag", "it is not set here"),
     ],

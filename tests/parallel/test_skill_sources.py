@@ -52,7 +52,7 @@ def test_each_skill_is_trained_as_its_file_and_its_table_say(tmp_path):
         ('["Collect Wood"]\nlrr = 1\n', "'lrr' is no setting of"),
         ('["Collect Wood"]\nactivation = "relu"\n', "activation is the same for all skills"),
         ('["Collect Wood"]\nnum_minibatches = 7\n', "do not divide into --num_minibatches 7"),
-        ("lr = 1\n", "there is no skill 'lr'"),
+        ("lr = 1\n", "'lr' stands outside of a table; write it below"),
         ("[", "skills.toml cannot be read: "),
     ],
 )

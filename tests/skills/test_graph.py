@@ -146,7 +146,7 @@ def test_an_impossible_goal_is_refused(name, count, complaint):
 
 
 def test_a_need_above_the_capacity_is_refused_at_once():
-    with pytest.raises(GraphError, match="requires 12 wood, which no skill gains"):
+    with pytest.raises(GraphError, match=r"requires 12 wood, more than .* can yield"):
         SkillGraph([*BASICS, skill("Hoard", {"y": 1}, {"wood": 12})]).check()
 
 

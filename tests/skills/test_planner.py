@@ -177,7 +177,7 @@ def test_a_gain_of_nothing_provides_nothing():
 def test_a_need_that_all_providers_fall_short_of_is_refused_with_the_amount():
     one = skill("One", {"wood": 1})
     raft = skill("Raft", {"raft": 1}, {"wood": 3})
-    with pytest.raises(GraphError, match=r"requires 3 wood, which .* are wood \(One\)"):
+    with pytest.raises(GraphError, match="requires 3 wood, more than One can yield"):
         SkillGraph([one, raft]).check()
 
 
