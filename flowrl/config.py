@@ -144,8 +144,8 @@ class PPOConfig(Configuration):
     activation: Activation = "tanh"
     """Activation of the hidden layers."""
     sight: bool = True
-    """Let experts also see the nearest cell of each kind, what is in front of the player, what
-    their step lacks, its time left, and where they have been in it."""
+    """Let experts also see the nearest cell of each kind and what is in front of the player. Of
+    their step they see what it lacks, its time left, and where they have been."""
     settled_frames: FramesOrZero = 300_000
     """Frames after which an expert learns with half the learning rate, and with a quarter after
     three times as many; 0: always with the whole rate."""
