@@ -89,6 +89,15 @@ def test_a_smaller_demo_measures_the_skills_that_it_has_completed(tmp_path, flag
     assert ("--at_least 0.8" in said) == (not flags)
 
 
+@pytest.mark.slow
+def test_sixteen_skills_of_classic_are_mastered_after_twenty_minutes(tmp_path):
+    figures = tmp_path / "classic.json"
+    program = [sys.executable, "scripts/learn_classic.py", "--folder", tmp_path / "graph"]
+    subprocess.run([*program, "--json", figures], cwd=SCRIPTS.parent, check=True)
+    (row,) = json.loads(figures.read_text())["rows"]
+    assert row["ours"] >= 16
+
+
 def test_what_a_script_imports_is_there():
     text = "\n".join(path.read_text() for path in SCRIPTS.glob("*.sh"))
     imports = re.findall(r"^from flowrl.* import .*$", text, flags=re.MULTILINE)
