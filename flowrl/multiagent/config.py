@@ -127,7 +127,7 @@ class IndependentConfig(Configuration):
     lag: Annotated[int, within(0, 1)] = 1
     """Epochs by which the parameters that act trail those that learn. 0 collects, then learns; 1
     lets an epoch be collected while the one before it is learnt from."""
-    overlap: Annotated[bool, Needs(lag=1)] = True
+    overlap: bool = True
     """At lag 1, collect and learn at the same time; the results are the same without."""
     run_folder: Path = Path("exp/independent")
     """Folder of the run; made when missing, continued when there; a finished run is kept."""
