@@ -56,7 +56,7 @@ class LearnerConfig(Configuration):
     """Width of the hidden layers of each agent's network."""
     activation: Activation = "tanh"
     """Activation of the hidden layers."""
-    capacity: Annotated[Annotated[int, within(1, 10**8)], Needs(algorithm="dqn")] = 65_536
+    capacity: Annotated[int, within(1, 10**8), Needs(algorithm="dqn")] = 65_536
     """Steps that dqn's buffer of each agent holds; the oldest give way."""
     batch_size: Annotated[Count, Needs(algorithm="dqn")] = 256
     """Steps that dqn draws for a gradient step."""
