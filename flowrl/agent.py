@@ -270,7 +270,7 @@ def _act(  # noqa: PLR0917 — jitted: its arguments are data
 ) -> tuple[WalkState, jax.Array, jax.Array, StepOutput]:
     """Take one action of the acting expert in one environment."""
     action_key, step_key = jax.random.split(key)
-    observation, expert = env.observe(state), env.current_expert(state)
+    (observation, state), expert = env.observe(state), env.current_expert(state)
     logits, _ = dispatch.apply(packed, observation[None], expert[None], activation=activation)
     action = jax.random.categorical(action_key, logits[0]).astype(jnp.int32)
     state, output = env.advance(step_key, state, action)

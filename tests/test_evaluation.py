@@ -81,11 +81,12 @@ class Dice:
             task_length=zero,
             total=jnp.zeros((), jnp.float32),
             visited=jnp.zeros((0, 0), bool),
+            seen=jnp.zeros((0, 2), jnp.int32),
             potential=jnp.zeros((), jnp.float32),
         )
 
-    def observe(self, state: WalkState) -> jax.Array:
-        return jnp.stack([state.world["number"], state.total])
+    def observe(self, state: WalkState) -> tuple[jax.Array, WalkState]:
+        return jnp.stack([state.world["number"], state.total]), state
 
     def current_expert(self, state: WalkState) -> jax.Array:
         return state.task

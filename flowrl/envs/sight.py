@@ -1,8 +1,9 @@
 """Sight: columns beside the game's observation; a leaf of pure functions.
 
-They are functions of the observation and of the plan's step, so nothing hidden is told. In order:
-what the step still lacks and the time it has left (both by `SkillEnv`), of each channel of the map
-the nearest cell, what is in front of the player, and where the player has been in this step.
+They are functions of what was observed in the episode, of the player's own moves and of the plan's
+step, so nothing hidden is told. In order: what the step still lacks and the time it has left (both
+by `SkillEnv`), of each channel of the map the nearest cell in view, else the one seen last, what is
+in front of the player, and where the player has been in this step.
 """
 
 from __future__ import annotations
@@ -13,32 +14,53 @@ import numpy as np
 
 from flowrl.games.base import SIGHT_WINDOW
 
-_SCALE = 0.25  # of an offset in cells
+CELL = 4  # fields of the world in a coarse cell, each way
+NOWHERE = -(2**20)  # row and column of what was never seen
+_SCALE = 0.25  # of an offset in fields
+_FAR = 16  # fields: an offset beyond is seen as this one
 _MARGIN = SIGHT_WINDOW // 2  # cells around the world, so that the window never leaves the array
 
 
-def nearest(observation: jax.Array, view: tuple[int, int, int]) -> jax.Array:
-    """The nearest cell of each channel of the map that an observation begins with.
+def nearest(
+    observation: jax.Array, view: tuple[int, int, int], seen: jax.Array, position: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """The nearest field of each channel of the map, and where it is.
+
+    A channel that is not in view is where it was seen last, until that place is in view without it.
 
     Args:
-      observation: f32 `[observation_size]`.
+      observation: f32 `[observation_size]`; begins with the map.
       view: rows R, columns C and channels K of the map; the player is in the middle.
+      seen: int32 `[L, 2]`: row and column in the world where each of the first L channels was seen
+        last, else NOWHERE; the other channels are not remembered.
+      position: int32 `[2]`: row and column of the player.
 
     Returns:
-      f32 `[5 K]`: offsets down and right, their signs, and 1 / (1 + distance); 0 without a cell.
+      f32 `[5 K]`: offsets down and right, their signs, and 1 / (1 + distance); 0 without a field.
+      int32 `[L, 2]`: `seen`, this view included.
     """
     rows, columns, channels = view
     offsets = _offsets(rows, columns)
     order = (offsets[:, 0] + rows // 2) * columns + offsets[:, 1] + columns // 2
-    cells = observation[: rows * columns * channels].reshape(-1, channels)[order] > 0
-    first = jnp.argmax(cells, axis=0)
-    there = cells.any(axis=0)
-    places = jnp.asarray(_columns(offsets))[first]
-    return jnp.where(there[:, None], places, 0.0).ravel()
+    fields = observation[: rows * columns * channels].reshape(-1, channels)[order] > 0
+    known = fields.any(axis=0)
+    places = jnp.asarray(offsets, jnp.int32)[jnp.argmax(fields, axis=0)]
+    lasting = len(seen)
+    if lasting:
+        before = seen - position
+        hidden = (jnp.abs(before) > np.array([rows // 2, columns // 2])).any(axis=1)
+        remembered = hidden & (seen[:, 0] != NOWHERE)
+        places = places.at[:lasting].set(jnp.where(known[:lasting, None], places[:lasting], before))
+        known = known.at[:lasting].set(known[:lasting] | remembered)
+    now = jnp.where(known[:lasting, None], position + places[:lasting], NOWHERE)
+    distance = jnp.abs(places).sum(axis=1, keepdims=True)
+    near = _SCALE * jnp.clip(places, -_FAR, _FAR)
+    told = jnp.concatenate([near, jnp.sign(places), 1.0 / (1.0 + distance)], axis=1)
+    return jnp.where(known[:, None], told, 0.0).astype(jnp.float32).ravel(), now
 
 
 def ahead(observation: jax.Array, view: tuple[int, int, int], heading: int) -> jax.Array:
-    """The channels of the cell in front of the player.
+    """The channels of the field in front of the player.
 
     Args:
       observation: f32 `[observation_size]`.
@@ -51,20 +73,14 @@ def ahead(observation: jax.Array, view: tuple[int, int, int], heading: int) -> j
     rows, columns, channels = view
     middle = (rows // 2) * columns + columns // 2
     around = middle + np.array([-1, 1, -columns, columns])
-    cells = observation[: rows * columns * channels].reshape(-1, channels)[around]
-    return observation[heading : heading + len(around)] @ cells
+    fields = observation[: rows * columns * channels].reshape(-1, channels)[around]
+    return observation[heading : heading + len(around)] @ fields
 
 
 def _offsets(rows: int, columns: int) -> np.ndarray:
-    """int `[R C, 2]`: the cells in view from the player, nearest first, then by row and column."""
-    cells = np.indices((rows, columns)).reshape(2, -1).T - [rows // 2, columns // 2]
-    return cells[np.lexsort((cells[:, 1], cells[:, 0], np.abs(cells).sum(1)))]
-
-
-def _columns(offsets: np.ndarray) -> np.ndarray:
-    """f32 `[cells, 5]`: the columns of each cell."""
-    nearness = 1.0 / (1.0 + np.abs(offsets).sum(axis=1, keepdims=True))
-    return np.hstack([_SCALE * offsets, np.sign(offsets), nearness]).astype(np.float32)
+    """int `[R C, 2]`: the fields in view from the player, nearest first, then by row and column."""
+    fields = np.indices((rows, columns)).reshape(2, -1).T - [rows // 2, columns // 2]
+    return fields[np.lexsort((fields[:, 1], fields[:, 0], np.abs(fields).sum(1)))]
 
 
 def not_visited(cells: tuple[int, int]) -> jax.Array:
@@ -72,13 +88,13 @@ def not_visited(cells: tuple[int, int]) -> jax.Array:
     return jnp.zeros([size + 2 * _MARGIN for size in cells], bool)
 
 
-def visit(visited: jax.Array, cell: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The cells visited with `cell`, int32 `[2]`, among them; and whether it is new, bool `[]`."""
-    row, column = cell + _MARGIN
+def visit(visited: jax.Array, position: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The cells visited with that of `position` among them; and whether it is new, bool `[]`."""
+    row, column = position // CELL + _MARGIN
     return visited.at[row, column].set(True), ~visited[row, column]
 
 
-def window(visited: jax.Array, cell: jax.Array) -> jax.Array:
-    """f32 `[SIGHT_WINDOW²]`: which cells around `cell`, int32 `[2]`, were visited."""
-    around = jax.lax.dynamic_slice(visited, cell, (SIGHT_WINDOW, SIGHT_WINDOW))
+def window(visited: jax.Array, position: jax.Array) -> jax.Array:
+    """f32 `[SIGHT_WINDOW²]`: which cells around that of `position` were visited."""
+    around = jax.lax.dynamic_slice(visited, position // CELL, (SIGHT_WINDOW, SIGHT_WINDOW))
     return around.ravel().astype(jnp.float32)

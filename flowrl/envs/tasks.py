@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from flowrl.envs.base import COUNTS, REWARD_LIMIT, StepOutput
-from flowrl.envs.sight import ahead, nearest, not_visited, visit, window
+from flowrl.envs.sight import NOWHERE, ahead, nearest, not_visited, visit, window
 from flowrl.envs.skill_module import SuccessFunctions, Task, TaskModule
 from flowrl.errors import ConfigError, FalseGainError, SkillError
 from flowrl.games.base import COUNT, Engine, Game, WorldStep, find_game
@@ -83,6 +83,8 @@ class WalkState(NamedTuple):
     visited: jax.Array
     """bool[rows, columns]: cells of the world where the player was in this step; of a game without
     cells, or without sight, no cells."""
+    seen: jax.Array
+    """int32[lasting channels, 2]: where the map's channels were seen last; without sight, none."""
     potential: jax.Array
     """f32: of this state, as the reward of the plan's step says; 0 where the step begins."""
 
@@ -167,26 +169,34 @@ class SkillEnv:
             task_length=jnp.zeros((), jnp.int32),
             total=jnp.zeros((), jnp.float32),
             visited=self._visit(not_visited(self._cells or (0, 0)), world)[0],
+            seen=jnp.full((self.game.lasting if self.sight else 0, 2), NOWHERE, jnp.int32),
             potential=jnp.zeros((), jnp.float32),
         )
 
-    def observe(self, state: WalkState) -> jax.Array:
-        """f32[observation_size]: the game's observation, with sight the columns beside it."""
+    def observe(self, state: WalkState) -> tuple[jax.Array, WalkState]:
+        """The game's observation, with sight the columns beside it; and the state that remembers.
+
+        Returns:
+          f32[observation_size], and the state with what is in view among what was seen.
+        """
         seen = self.engine.observe(state.world)
         if seen.shape != (self.game.observation_size,):  # the networks' error would name no game
             name, size = self.game.name, self.game.observation_size
             problem = f"observe returns {list(seen.shape)}, and observation_size is {size}"
             raise ConfigError(f"{name}: {problem}; see flowrl check --game {name}")
         if not self.sight:
-            return seen
+            return seen, state
         parts = [seen, self._of_step(state), self._spare(state)]
+        position = self.engine.position(state.world) if self._cells else jnp.zeros(2, jnp.int32)
         if self.game.view:
-            parts.append(nearest(seen, self.game.view))
+            columns, places = nearest(seen, self.game.view, state.seen, position)
+            parts.append(columns)
+            state = state._replace(seen=places)
         if self.game.view and self.game.heading is not None:
             parts.append(ahead(seen, self.game.view, self.game.heading))
         if self._cells:
-            parts.append(window(state.visited, self.engine.cell(state.world)))
-        return jnp.concatenate(parts)
+            parts.append(window(state.visited, position))
+        return jnp.concatenate(parts), state
 
     def _of_step(self, state: WalkState) -> jax.Array:
         """f32[2]: how much the inventory lacks of what the step yields, and its time left."""
@@ -213,7 +223,7 @@ class SkillEnv:
         """The cells visited once the player is in `world`, and whether its cell is new."""
         if not self._cells:
             return visited, jnp.zeros((), bool)
-        return visit(visited, self.engine.cell(world))
+        return visit(visited, self.engine.position(world))
 
     def current_expert(self, state: WalkState) -> jax.Array:
         """int32: local index of the expert that acts next."""
@@ -283,6 +293,7 @@ class SkillEnv:
             task_length=jnp.where(completed, 0, state.task_length + 1),
             total=state.total + reward,
             visited=state.visited,
+            seen=state.seen,
             potential=jnp.where(completed, 0.0, potential),
         )
         truncated = ~ended & (walked.task_length >= plan.limit[state.task])

@@ -147,7 +147,8 @@ class BatchedEnv:
         keys = jax.random.split(step_key, actions.shape[0])
         walk, output = jax.vmap(self.env.advance)(keys, state.walk, actions)
         state = self._begin_again(reset_key, BatchedState(walk, state.store), output.done)
-        return jax.vmap(self.env.observe)(state.walk), state, output
+        obs, walk = jax.vmap(self.env.observe)(state.walk)
+        return obs, BatchedState(walk, state.store), output
 
     def current_expert(self, state: BatchedState) -> jax.Array:
         """int32[B]: local index of the expert that acts next in each environment."""
@@ -206,7 +207,7 @@ class BatchedEnv:
         """Observations [B, …] and episodes [B, …] in the worlds of these rows, int32[B]."""
         plan = jax.tree.map(jnp.asarray, plan)
         walk = jax.vmap(self.env.begin_in, in_axes=(0, None))(_rows_of(worlds, rows), plan)
-        return jax.vmap(self.env.observe)(walk), walk
+        return jax.vmap(self.env.observe)(walk)
 
     def _like_first(self, num_envs: int) -> tuple[Any, ...]:
         worlds = jax.eval_shape(partial(self._empty, self.size))

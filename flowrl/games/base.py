@@ -65,8 +65,8 @@ class Engine(Protocol):
         """The observation: f32 `[observation_size]`."""
         ...
 
-    def cell(self, world: Any) -> Any:
-        """int32 `[2]`: row and column of the player's coarse cell; asked of games with `cells`."""
+    def position(self, world: Any) -> Any:
+        """int32 `[2]`: the player's row and column in the world; asked of games with `cells`."""
         ...
 
     def cause(self, step: WorldStep) -> Any:
@@ -101,12 +101,16 @@ class Game:
     num_actions: int
     view: tuple[int, int, int] | None = None
     """Rows, columns and channels of the map that an observation begins with; a channel is 0 where
-    there is nothing, and the player is in the middle. Without, no nearest cells are seen."""
+    there is nothing, and the player is in the middle. Without, no nearest fields are seen."""
+    lasting: int = 0
+    """How many of the first channels are things that stay where they are, such as blocks: experts
+    see where each was last. It needs a view and cells."""
     heading: int | None = None
     """Where in the observation the four columns begin of which one is 1: the player faces left,
     right, up or down. Without, or without a view, experts do not see what is in front of them."""
     cells: tuple[int, int] | None = None
-    """Rows and columns of the world in coarse cells. Without, nobody knows where it has been."""
+    """Rows and columns of the world in cells of 4 × 4 fields. Without, nobody knows where it has
+    been."""
     causes: tuple[str, ...] = ()
     """What a player may die of. Without, deaths are counted by no cause."""
     capacity: int
@@ -128,12 +132,16 @@ class Game:
     """Makes a function from a world to its picture, uint8 `[H, W, 3]`."""
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for a size that is no number of cells, actions or items."""
+        """Raise ConfigError for a size that cannot be."""
         sizes = {"observation_size": self.observation_size, "num_actions": self.num_actions}
         sizes |= {"capacity": self.capacity}
         for name, size in sizes.items():
             if type(size) is not int or size < 1:
                 raise ConfigError(f"{name} is {size!r:.60}, not a whole number from 1; correct it")
+        most = self.view[2] if self.view and self.cells else 0
+        if type(self.lasting) is not int or not 0 <= self.lasting <= most:
+            what = f"lasting is {self.lasting!r:.60}, not a whole number from 0 to {most}"
+            raise ConfigError(f"{what}, the channels of a view with cells; correct it")
 
     @property
     def largest_count(self) -> int:

@@ -28,8 +28,7 @@ NEAREST = 5  # positions per block type
 OUT_OF_SIGHT = 30  # stands for "none in view" in both coordinates
 _HEALTH_WEIGHT = 0.1  # of a lost point of health, as in the game's own reward
 _WORD_BITS = 32
-_CELL = 4  # fields
-_BETWEEN_FLOORS = 2  # cells, half of the window in which visited ones are seen
+_BETWEEN_FLOORS = 8  # fields: no floor is within the window of visited cells of another
 _NEVER = np.iinfo(np.int32).max
 _MOBS = {
     "craftax.craftax_classic": ("zombies", "cows", "skeletons"),
@@ -65,11 +64,11 @@ class CraftaxEngine:
         """Craftax's symbolic observation: f32[observation_size]."""
         return self._view(world)
 
-    def cell(self, world: Any) -> jax.Array:
-        """int32[2]: the player's cell of 4 × 4 fields; floors lie two rows apart."""
-        row, column = world.player_position // _CELL
+    def position(self, world: Any) -> jax.Array:
+        """int32[2]: the player's row and column; each floor lies below the one before it."""
+        row, column = world.player_position
         floor = getattr(world, "player_level", 0)
-        rows = -(-world.map.shape[-2] // _CELL) + _BETWEEN_FLOORS
+        rows = world.map.shape[-2] + _BETWEEN_FLOORS
         return jnp.stack([row + floor * rows, column]).astype(jnp.int32)
 
     def cause(self, step: WorldStep) -> jax.Array:

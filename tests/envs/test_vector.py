@@ -39,11 +39,12 @@ class CountingWorlds:
             task_length=zero,
             total=jnp.zeros((), jnp.float32),
             visited=jnp.zeros((0, 0), bool),
+            seen=jnp.zeros((0, 2), jnp.int32),
             potential=jnp.zeros((), jnp.float32),
         )
 
-    def observe(self, state: WalkState) -> jax.Array:
-        return state.length[None].astype(jnp.float32)
+    def observe(self, state: WalkState) -> tuple[jax.Array, WalkState]:
+        return state.length[None].astype(jnp.float32), state
 
     def current_expert(self, state: WalkState) -> jax.Array:
         return jnp.zeros((), jnp.int32)

@@ -32,7 +32,7 @@ class Walk:
         self.begin = jax.jit(jax.vmap(env.begin_in))
         self.state = self.begin(worlds)
         self.advance = jax.jit(jax.vmap(env.advance, in_axes=(0, 0, 0)))
-        self.observe = jax.jit(jax.vmap(env.observe))
+        self.observe = jax.jit(jax.vmap(lambda state: env.observe(state)[0]))
 
     def step(self, state: Any, action: int = NOOP, seed: int = 0) -> tuple[Any, Any]:
         keys = jax.random.split(jax.random.key(seed), 8)
@@ -280,7 +280,7 @@ def test_after_the_last_step_a_batch_shows_a_new_episode():
     assert same(state.walk.length, 0)
     assert same(state.walk.world.timestep, 0)
     assert not (np.asarray(state.walk.world.map) == np.asarray(first.walk.world.map)).all()
-    assert same(obs, jax.vmap(env.env.observe)(state.walk))
+    assert same(obs, jax.vmap(env.env.observe)(state.walk)[0])
     assert same(env.current_expert(state), output.next_expert)
 
 

@@ -42,7 +42,7 @@ BREAKS = {
     "size": (GAME, "observation_size=7", "observation_size=6", "observe: it is float32[7]; "),
     "view": (GAME, "num_actions=4", "num_actions=4, view=(3, 3, 3)", "observe: view is (3, 3, 3)"),
     "heading": (GAME, "num_actions=4", "num_actions=4, heading=4", "observe: heading is 4; "),
-    "no cell": (GAME, "num_actions=4", "num_actions=4, cells=(5, 1)", "cell: raises AttributeErr"),
+    "no place": (GAME, "num_actions=4", "num_actions=4, cells=(2, 1)", "position: raises Attrib"),
     "two names": (GAME, '"cell_diff": "int', '"Cell": "int', "names: 'Cell' is taken twice"),
     "source": (GAME, '("tiny_game", "', '("tiny", "', "sources: there is no module tiny; "),
     "enum": (GAME, '{"OVEN", ', '{"STOVE", ', "enums: Cell of tiny_engine lacks STOVE"),

@@ -99,7 +99,7 @@ def played(worlds: Any, *, fast: bool) -> tuple[list[np.ndarray], np.ndarray]:
         key, action_key = jax.random.split(key)
         actions = jax.random.randint(action_key, (8,), 0, env.game.num_actions)
         state, _ = jax.vmap(env.advance)(jax.random.split(key, 8), state, actions)
-        return state, jax.vmap(env.observe)(state)
+        return state, jax.vmap(env.observe)(state)[0]
 
     keys = jax.random.split(jax.random.key(2), 150)
     play = jax.jit(lambda worlds: jax.lax.scan(step, jax.vmap(env.begin_in)(worlds), keys))

@@ -137,7 +137,7 @@ def _check_functions(game: Game, engine: Engine, world: Any, lines: list[str]) -
 def _check_small(game: Game, engine: Engine, step: WorldStep, lines: list[str]) -> None:
     """Check the functions that return a number or two, as far as the game has them."""
     returned = {
-        "cell": (game.cells, step.after, jax.ShapeDtypeStruct((2,), jnp.int32)),
+        "position": (game.cells, step.after, jax.ShapeDtypeStruct((2,), jnp.int32)),
         "cause": (game.causes, step, jax.ShapeDtypeStruct((), jnp.int32)),
         "is_over": (True, step.after, jax.ShapeDtypeStruct((), jnp.bool_)),
     }
