@@ -19,7 +19,8 @@ or gains an ephemeral item (placing, crafting); any other step may walk away, an
 **Planning.** A plan is built backwards from the goal. Of what is needed at a moment, the ephemeral
 comes first, so that its provider stands right before its consumer; tools that are made at the same
 place join it there; then the item whose provider needs the most other skills, so that what many
-steps need is gathered once, early. Then counts are the smallest that suffice, and steps that are
+steps need is gathered once, early. What the inventory cannot hold at once is gathered again, as
+early as possible. Then counts are the smallest that suffice, and steps that are
 superfluous are removed until none is.
 """
 
@@ -317,6 +318,16 @@ def _missing(skill: Skill, item: str, need: int, learned: Learnable) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """A step of a plan under way, and what may come right before it."""
+
+    step: Step
+    needs: dict[str, int]  # what must be there when the step starts
+    chosen: Mapping[str, str]  # the provider of each of them
+    before: Iterator[tuple[Step, dict[str, int]]]  # the preferred first, each with its needs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Planner:
     """The planner's input: the skills, those that may be steps, and how they were learned."""
 
@@ -337,16 +348,28 @@ class Planner:
         return self._pruned(names, goal)
 
     def _ordered(self, goal: Step) -> list[Step]:
-        steps = [goal]
+        """The steps in order, found from the goal backwards, depth first.
+
+        Where nothing can come before a step, because more would have to be carried than the
+        inventory holds, the latest place that has another preferred step takes that one.
+        """
         needs = entry_needs(self.skills[goal.skill], goal.count)
-        chosen = dict(self.learned.chosen[goal.skill])
-        while needs:
-            step, needs = self._step_before(needs, steps[-1], chosen)
-            steps.append(step)
-            chosen = self._chosen(needs, chosen, step.skill)
-            if len(steps) > _STEP_LIMIT:
-                raise GraphError(f"the plan for {goal.skill!r} has over {_STEP_LIMIT} steps")
-        return steps[::-1]
+        path = [self._place(goal, needs, self.learned.chosen[goal.skill])]
+        stuck = ""
+        for _ in range(_STEP_LIMIT):
+            place = path[-1]
+            if not place.needs:
+                return [each.step for each in reversed(path)]
+            step, before = next(place.before, (None, {}))
+            if step is not None:
+                chosen = self._chosen(before, place.chosen, step.skill)
+                path.append(self._place(step, before, chosen))
+                continue
+            stuck = stuck or self._nothing_before(place)
+            path.pop()
+            if not path:
+                break
+        raise GraphError(stuck or f"the plan for {goal.skill!r} has over {_STEP_LIMIT} steps")
 
     def _chosen(
         self, needs: Mapping[str, int], before: Mapping[str, str], skill: str
@@ -361,17 +384,16 @@ class Planner:
             item: min(names, key=self.learned.rank.__getitem__) for item, names in options.items()
         }
 
-    def _step_before(
-        self, needs: Mapping[str, int], after: Step, chosen: Mapping[str, str]
-    ) -> tuple[Step, dict[str, int]]:
-        """The first preferred step that can come right before `after`, and what it leaves."""
-        for step in self._by_preference(needs, chosen):
-            before = self._before(needs, step)
-            if before is not None:
-                return step, before
-        wanted = ", ".join(f"{need} {item}" for item, need in sorted(needs.items()))
-        raise GraphError(
-            f"nothing can provide {wanted} before {after.skill!r} within a capacity of "
+    def _place(self, step: Step, needs: dict[str, int], chosen: Mapping[str, str]) -> _Place:
+        steps = self._by_preference(needs, chosen)
+        options = ((each, self._before(needs, each)) for each in steps)
+        before = ((each, needs) for each, needs in options if needs is not None)
+        return _Place(step=step, needs=needs, chosen=chosen, before=before)
+
+    def _nothing_before(self, place: _Place) -> str:
+        wanted = ", ".join(f"{need} {item}" for item, need in sorted(place.needs.items()))
+        return (
+            f"nothing can provide {wanted} before {place.step.skill!r} within a capacity of "
             f"{self.capacity}; lower what the skills require or consume"
         )
 

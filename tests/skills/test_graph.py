@@ -87,6 +87,28 @@ def test_gathering_is_split_where_the_inventory_would_overflow():
     assert plan((WOOD, house, tower), "Build Tower", capacity=16)[0] == ("Collect Wood", 16)
 
 
+@pytest.mark.parametrize("capacity", [3, 4, 5])
+def test_what_cannot_be_carried_at_once_is_gathered_again_as_early_as_possible(capacity):
+    """No wood can be gathered between a table and what is made beside it."""
+    assert plan(BASICS, "Make Stone Pickaxe", capacity=capacity) == [
+        ("Collect Wood", 3),
+        ("Place Table", 1),
+        ("Make Wood Pickaxe", 1),
+        ("Collect Wood", 3),
+        ("Collect Stone", 1),
+        ("Place Table", 1),
+        ("Make Stone Pickaxe", 1),
+    ]
+
+
+def test_what_the_librarys_deepest_plan_cannot_carry_at_once_is_gathered_again():
+    """An iron sword beside the pickaxe needs 10 wood, of which 9 can be carried."""
+    both = skill("Arm", {"armed": 1}, {"iron_pickaxe": 1, "iron_sword": 1})
+    skills = [*load_library(CLASSIC.name).values(), both]
+    names = [name for name, _ in plan(skills, "Arm", capacity=CLASSIC.capacity)]
+    assert names.count("Collect Wood") == 2
+
+
 def test_what_comes_one_at_a_time_is_made_anew_for_each_use():
     key = skill("Forge Key", {"key": 1})
     door = skill("Open Door", {"door": 1}, {"key": 1}, uses={"key": 1})
