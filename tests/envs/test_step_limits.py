@@ -13,7 +13,6 @@ from flowrl.envs.skill_module import load_module
 from flowrl.envs.tasks import SkillEnv, make_env, settle
 from flowrl.parallel.training_setup import generate_module_with_remapping
 from flowrl.runs import PlannedStep, TrainingRun
-from flowrl.skills.graph import SkillGraph
 from flowrl.skills.skill import load_library
 from tests.envs.making import CLASSIC
 from tests.skills.worlds import Game, game_of
@@ -22,11 +21,12 @@ pytestmark = pytest.mark.craftax
 DEFAULT = PPOConfig().max_task_steps
 LIMIT = 900  # of Eat Plant
 SKIPPED = 590
-EAT = 2  # its place in its own plan
+PLAN = ("Collect Sapling", "Place Plant", "Eat Plant")
+EAT = PLAN.index("Eat Plant")
 
 
 class Walk(NamedTuple):
-    """The plan of Eat Plant in a world of grass; nothing attacks, and the player stays fed."""
+    """Three steps in a world of grass; nothing attacks, and the player stays fed."""
 
     game: Game
     env: SkillEnv
@@ -39,15 +39,15 @@ class Walk(NamedTuple):
 
 @pytest.fixture(scope="module")
 def walk() -> Walk:
-    graph, game = SkillGraph(load_library(CLASSIC).values()), game_of(CLASSIC)
+    library, game = load_library(CLASSIC), game_of(CLASSIC)
     steps = tuple(
         PlannedStep(
-            skill=step.skill,
-            count=step.count,
+            skill=skill,
+            count=1,
             expert=expert,
-            max_steps=graph.skills[step.skill].max_steps,
+            max_steps=library[skill].max_steps,
         )
-        for expert, step in enumerate(graph.plan("Eat Plant"))
+        for expert, skill in enumerate(PLAN)
     )
     run = TrainingRun(
         run_id="e2.a1.00000000",
@@ -59,7 +59,7 @@ def walk() -> Walk:
         ancestors=(),
         config=to_json(PPOConfig()),
     )
-    module = load_module(generate_module_with_remapping(run, graph.skills))
+    module = load_module(generate_module_with_remapping(run, library))
     env = make_env(CLASSIC, module, max_task_steps=DEFAULT)
     vars(env)["params"] = game.params.replace(max_timesteps=10_000)  # a cached property
 

@@ -1,15 +1,13 @@
-"""Plant a sapling in grass, and stay in front of it."""
+"""Plant a sapling in grass."""
 
 name = "Place Plant"
 requirements = {"sapling": "1"}
 consumption = {"sapling": "1"}
-gain = {"facing_plant": "1"}
-ephemeral = ["facing_plant"]
+gain = {"planted": "1"}
 
 
-def task_is_done(facing_block):
-    ripe = facing_block == BlockType.RIPE_PLANT.value
-    return jnp.logical_or(facing_block == BlockType.PLANT.value, ripe)
+def task_is_done(achievements):
+    return achievements[Achievement.PLACE_PLANT.value] > 0
 
 
 def task_reward(inventory_diff, facing_block, closest_blocks, closest_blocks_prev):
