@@ -119,6 +119,7 @@ class TrainingRun:
     origins: Mapping[str, str] = field(default_factory=dict)  # of values of config, by flag
     approvals: tuple[CodeApproval, ...] = ()  # on the functions of its plan's steps
     anew: bool = False  # its own expert, although trained before, begins from nothing
+    copied: SkillName | None = None  # of whose expert its own begins as a copy
 
     @property
     def trained(self) -> tuple[int, ...]:

@@ -118,7 +118,7 @@ def _library(env_name: str) -> dict[str, str]:
 
 
 def _digest(skill: Skill) -> str:
-    facts = dataclasses.replace(skill, description="", training={}).to_json()
+    facts = dataclasses.replace(skill, description="", like=None, training={}).to_json()
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
@@ -272,7 +272,9 @@ def _present(kept: Skill, now: Skill | None, born: Mapping[str, str]) -> Skill:
     One that the library does not have any more is embedded if it was when the graph was begun.
     """
     if now is not None:
-        return dataclasses.replace(kept, embedded=now.embedded, training=now.training)
+        return dataclasses.replace(
+            kept, embedded=now.embedded, like=now.like, training=now.training
+        )
     return dataclasses.replace(kept, embedded=born.get(kept.name) == _digest(kept))
 
 

@@ -112,8 +112,9 @@ def prepare_training_run(  # noqa: PLR0913
 
     An earlier attempt's folder is moved to `training_runs/failed/` first. If anything is refused,
     nothing on disk has changed except a notice of a damaged expert. `completed` has the global
-    index of every trained skill's expert. A new expert begins as a copy of that of `init_from`;
-    `anew`, one that was trained before does, too, and the merge puts it in that one's place. The
+    index of every trained skill's expert. A new expert begins as a copy of that of `init_from`,
+    else of the skill that it is `like`, if that is merged; `anew`, one that was trained before
+    does, too, and the merge puts it in that one's place. The
     run of a `trial` lies in its folder, which must not exist, with its `records` beside run.json.
 
     Raises:
@@ -141,7 +142,8 @@ def prepare_training_run(  # noqa: PLR0913
     )
     store = ExpertStore(graph_paths)
     run = replace(run, ancestors=_seeds(store, run, experts))
-    copied = _copied(store, run, init_from) if init_from is not None else None
+    copied = _copied(store, run, init_from, graph.skills[skill].like)
+    run = replace(run, copied=copied.skill if copied else None)
     module = generate_module_with_remapping(run, graph.skills).encode()
     digest = hashlib.sha256(module).hexdigest()
     run = replace(run, module_sha256=digest, approvals=_approvals(graph_paths, run, graph.skills))
@@ -183,12 +185,16 @@ def _facts(names: Iterable[str], before: Sequence[Skill]) -> dict[str, int]:
     return facts
 
 
-def _copied(store: ExpertStore, run: TrainingRun, skill: str) -> ExpertVersion | None:
-    """The expert that the run's new one begins as a copy of; None if it is not new."""
-    if run.expert in store.manifest().experts and not run.anew:
+def _copied(
+    store: ExpertStore, run: TrainingRun, init_from: str | None, like: str | None
+) -> ExpertVersion | None:
+    """The expert that the run's new one begins as a copy of; None if it is not new, or of none."""
+    merged = store.manifest().experts
+    if run.expert in merged and not run.anew:
         return None
-    copied = expert_of(store, skill)
-    _check_shapes(store, run, [copied])
+    liked = next((version for version in merged.values() if version.skill == like), None)
+    copied = expert_of(store, init_from) if init_from is not None else liked
+    _check_shapes(store, run, [copied] if copied else [])
     return copied
 
 
@@ -205,6 +211,7 @@ def _write_usable(
         return _write_folder(store, run, contents, run_paths, copied=copied)
     except (ExpertCorruptError, ExpertMissingError):
         run = replace(run, ancestors=tuple(repair.usable(store, seed) for seed in run.ancestors))
+        copied = repair.usable(store, copied) if copied else None
         _check_shapes(store, run, run.ancestors)
         return _write_folder(store, run, contents, run_paths, copied=copied)
 

@@ -15,7 +15,7 @@ from functools import cached_property
 from types import MappingProxyType
 
 from flowrl.errors import GraphError, closest
-from flowrl.paths import slug
+from flowrl.paths import printable, slug
 from flowrl.skills.planner import (
     CAPACITY,
     Planner,
@@ -55,9 +55,18 @@ class SkillGraph:
         self._learned = learnable(self.skills, capacity=capacity)
 
     def check(self) -> None:
-        """Raise GraphError if some skill can never be learned."""
+        """Raise GraphError if some skill can never be learned, or is like one that is later."""
         for name in self.skills:
             self._require_possible(name)
+        place = {name: number for number, name in enumerate(self._order)}
+        for skill in self.skills.values():
+            if skill.like is not None and place.get(skill.like, len(place)) >= place[skill.name]:
+                near = closest(skill.like, self.skills)
+                what = "is learned later" if skill.like in place else f"is no skill here{near}"
+                raise GraphError(
+                    f"{skill.name!r} is like {printable(skill.like)!r}, which {what}; name a skill "
+                    "that is learned before it, or leave `like` out"
+                )
 
     def plus(self, skills: Iterable[Skill]) -> SkillGraph:
         """Return a graph with more skills, in which all others have the needs that they have here.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -129,8 +129,8 @@ class Skill:
     `requirements` must hold when the skill starts, `consumption` is used up, `gain` holds when it
     is done; `ephemeral` names those gains that last only while nothing moves the player. A step of
     a plan may take `max_steps` environment steps; None leaves it to `--max_task_steps`.
-    `provided_by` names the skill that an item of its needs must come from, `training` the settings
-    with which it is trained.
+    `provided_by` names the skill that an item of its needs must come from, `like` the skill whose
+    expert a new one begins as a copy of, `training` the settings with which it is trained.
     """
 
     name: str
@@ -143,6 +143,7 @@ class Skill:
     reward: str  # source of the reward, `def task_reward(…)`
     max_steps: int | None = None
     provided_by: Mapping[str, str] = field(default_factory=dict)  # item → name of a skill
+    like: str | None = None
     training: Mapping[str, Any] = field(default_factory=dict)  # flag → value
     embedded: bool = field(default=False, compare=False)  # it comes with the game
     trusted: bool = False  # its author lifted the syntax check for it
@@ -163,6 +164,7 @@ class Skill:
             **({} if self.max_steps is None else {"max_steps": self.max_steps}),
             **({"training": dict(self.training)} if self.training else {}),
             **({"provided_by": dict(self.provided_by)} if self.provided_by else {}),
+            **({} if self.like is None else {"like": self.like}),
             **({"trusted": True} if self.trusted else {}),
         }
 
@@ -328,21 +330,30 @@ def _read_constants(constants: Mapping[str, Any], at: Callable[[str], str]) -> d
     if most is not None and not (type(most) is int and 0 < most <= MOST_STEPS):
         what = f"max_steps is not a whole number from 1 to {MOST_STEPS}; write one"
         raise SkillError(f"{at('max_steps')}: {what}")
-    provided_by = constants.get("provided_by", {})
     needs = amounts["requirements"].keys() | amounts["consumption"].keys()
-    good = isinstance(provided_by, dict) and provided_by.keys() <= needs
-    if not good or not all(isinstance(other, str) for other in provided_by.values()):
-        what = "provided_by does not name a skill for items that are required or consumed"
-        raise SkillError(f'{at("provided_by")}: {what}; write {{"wood": "Collect Wood"}}')
     return {
         "name": name,
         "description": described.strip(),
         **amounts,
         "ephemeral": frozenset(ephemeral),
         "max_steps": most,
-        "provided_by": provided_by,
+        **_other_skills(constants, needs, at),
         "training": _training(constants.get("training", {}), at("training")),
     }
+
+
+def _other_skills(
+    constants: Mapping[str, Any], needs: Set[str], at: Callable[[str], str]
+) -> dict[str, Any]:
+    """The fields that name other skills."""
+    provided_by, like = constants.get("provided_by", {}), constants.get("like")
+    good = isinstance(provided_by, dict) and provided_by.keys() <= needs
+    if not good or not all(isinstance(other, str) for other in provided_by.values()):
+        what = "provided_by does not name a skill for items that are required or consumed"
+        raise SkillError(f'{at("provided_by")}: {what}; write {{"wood": "Collect Wood"}}')
+    if not (like is None or (isinstance(like, str) and like)):
+        raise SkillError(f'{at("like")}: like names no skill; write "Collect Stone"')
+    return {"provided_by": provided_by, "like": like}
 
 
 def skill_settings(written: object) -> dict[str, Any]:

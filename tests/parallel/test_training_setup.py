@@ -224,6 +224,28 @@ def test_a_new_expert_begins_as_a_copy_of_another_skill_s_and_only_a_new_one(tra
     assert content_of(again.run_paths.seed(1)).endswith("expert 5")
 
 
+def liking(name: str) -> SkillGraph:
+    """The graph, in which the pickaxe is like another skill."""
+    skills = {**GRAPH.skills, PICKAXE: dataclasses.replace(GRAPH.skills[PICKAXE], like=name)}
+    return SkillGraph(skills.values(), capacity=GRAPH.capacity)
+
+
+def test_a_new_expert_begins_as_a_copy_of_the_one_that_its_skill_is_like(trained):
+    needs = {WOOD: 0, TABLE: 5}
+    ready = prepare(trained, PICKAXE, 50, needs, graph=liking(WOOD))
+    assert content_of(ready.run_paths.seed(2)) == content_of(ready.run_paths.seed(0))
+    assert ready.run.copied == read_run(ready.run_paths).copied == WOOD
+    assert [ancestor.index for ancestor in ready.run.ancestors] == [0, 5]
+    asked = prepare(trained, PICKAXE, 50, needs, graph=liking(WOOD), init_from=TABLE)
+    assert asked.run.copied == TABLE
+
+
+def test_a_skill_that_is_like_one_that_is_not_merged_begins_from_nothing(trained):
+    ready = prepare(trained, PICKAXE, 50, {WOOD: 0, TABLE: 5}, graph=liking("Collect Sapling"))
+    assert ready.run.copied is None
+    assert not ready.run_paths.seed(2).exists()
+
+
 def test_a_skill_without_an_expert_cannot_be_copied(trained):
     before = all_files(trained.root)
     with pytest.raises(ConfigError, match=r"--init_from Place Tabel has no .*'Place Table'; train"):

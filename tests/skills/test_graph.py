@@ -196,6 +196,22 @@ def test_a_skill_that_needs_only_itself_is_a_cycle():
         SkillGraph([skill("Egg", {"egg": 1}, {"egg": 1})]).check()
 
 
+@pytest.mark.parametrize(
+    ("like", "complaint"),
+    [
+        ("Collect Stne", "is no skill here; closest are 'Collect Stone'"),
+        ("Make Stone Pickaxe", "is learned later"),
+        ("Collect Stone", "is learned later"),
+    ],
+)
+def test_a_skill_is_like_one_that_is_learned_before_it(like, complaint):
+    others = [made for made in BASICS if made.name != STONE.name]
+    SkillGraph([*others, replace(STONE, like="Collect Wood")]).check()
+    with pytest.raises(GraphError, match=re.escape(complaint)) as caught:
+        SkillGraph([*others, replace(STONE, like=like)]).check()
+    assert "'Collect Stone' is like" in str(caught.value)
+
+
 def test_two_names_with_one_slug_are_refused_by_both_names():
     with pytest.raises(GraphError, match="'A B' and 'A_B'"):
         SkillGraph((skill("A B", {"a": 1}), skill("A_B", {"b": 1})))

@@ -286,10 +286,20 @@ def test_only_needs_have_a_named_provider(written):
         parse_skill(skill_text(head=head), place="x.py")
 
 
-def test_a_named_provider_survives_json():
-    text = skill_text(head='provided_by = {"axe": "Forge"}\n').replace(
+@pytest.mark.parametrize("written", ["3", '""', '["Dig"]', "None"])
+def test_like_is_the_name_of_a_skill(written):
+    text = skill_text(head=f"like = {written}\n")
+    if written == "None":
+        assert parse_skill(text, place="x.py").like is None
+    else:
+        with pytest.raises(SkillError, match="x.py:2: like names no skill"):
+            parse_skill(text, place="x.py")
+
+
+def test_names_of_other_skills_survive_json():
+    text = skill_text(head='provided_by = {"axe": "Forge"}\nlike = "Dig"\n').replace(
         "requirements = {}", 'requirements = {"axe": 1}'
     )
     found = parse_skill(text, place="x.py")
-    assert found.provided_by == {"axe": "Forge"}
+    assert (found.provided_by, found.like) == ({"axe": "Forge"}, "Dig")
     assert Skill.from_json(found.to_json()) == found

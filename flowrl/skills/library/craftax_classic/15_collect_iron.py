@@ -4,6 +4,7 @@ name = "Collect Iron"
 requirements = {"stone_pickaxe": "1"}
 consumption = {}
 gain = {"iron": "n"}
+like = "Collect Coal"
 
 
 def task_is_done(inventory, n):

@@ -4,6 +4,7 @@ name = "Collect Diamond"
 requirements = {"iron_pickaxe": "1"}
 consumption = {}
 gain = {"diamond": "n"}
+like = "Collect Iron"
 
 
 def task_is_done(inventory, n):
