@@ -129,7 +129,7 @@ class PPOConfig(Configuration):
     """Minibatches per pass."""
     gamma: Share = 0.99
     """Discount."""
-    gae_lambda: Share = 0.9
+    gae_lambda: Share = 0.7
     """Lambda of generalised advantage estimation."""
     clip_eps: AboveZero = 0.2
     """PPO's clip range."""

@@ -292,7 +292,7 @@ def test_like_is_the_name_of_a_skill(written):
     if written == "None":
         assert parse_skill(text, place="x.py").like is None
     else:
-        with pytest.raises(SkillError, match="x.py:2: like names no skill"):
+        with pytest.raises(SkillError, match=r"x\.py:2: like names no skill"):
             parse_skill(text, place="x.py")
 
 
