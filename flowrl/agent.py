@@ -14,7 +14,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,6 +32,7 @@ from flowrl.envs.base import StepOutput
 from flowrl.envs.skill_module import TaskModule, load_module, open_modules
 from flowrl.envs.tasks import SkillEnv, WalkState, make_env
 from flowrl.errors import (
+    ConfigError,
     ExpertCorruptError,
     ExpertMissingError,
     FileRefusedError,
@@ -40,12 +41,12 @@ from flowrl.errors import (
 )
 from flowrl.experts import checkpoint
 from flowrl.experts.store import ExpertStore
-from flowrl.games.base import env_sizes
+from flowrl.games.base import env_sizes, find_game
 from flowrl.networks import dispatch
 from flowrl.networks.grouped import Packed, pack
 from flowrl.networks.moe import stack_experts
 from flowrl.parallel.training_setup import expected_shapes
-from flowrl.paths import GraphPaths, slug
+from flowrl.paths import AGENT_JSON, GraphPaths, slug
 from flowrl.ppo.sharding import check_backend
 from flowrl.ppo.trainer import use_compile_cache
 from flowrl.runs import (
@@ -61,7 +62,6 @@ from flowrl.skills.validation.cache import ApprovalStore
 from flowrl.storage import records
 from flowrl.storage.records import Natural, Positive, Word
 
-_AGENT_JSON = "agent.json"
 _AGAIN = "export the agent again"
 _Walk = tuple[Callable[..., Any], Callable[..., Any]]  # begin in a world of a key; act once
 
@@ -103,7 +103,9 @@ class AgentStep(NamedTuple):
     observation: np.ndarray
     """f32[observation_size]: before the action."""
     skill: str
-    """The step of the plan in which the action was taken."""
+    """The skill of the plan's step in which the action was taken."""
+    step: int
+    """That step's number in the plan, from 0."""
     expert: int
     """Global index of the expert that chose the action."""
     action: int
@@ -112,6 +114,10 @@ class AgentStep(NamedTuple):
     """Whether the plan's last step is done now."""
     done: bool
     """Whether the episode is over."""
+    cause: str
+    """What the player died of with this action; empty if it lives, or the game names no causes."""
+    frame: np.ndarray | None
+    """uint8 `[H, W, 3]`: the game's picture after the action, if `play` was asked for frames."""
 
 
 def export_agent(graph_paths: GraphPaths, folder: Path) -> AgentRecord:
@@ -149,7 +155,7 @@ def export_agent(graph_paths: GraphPaths, folder: Path) -> AgentRecord:
             generation=manifest.generation,
             experts=tuple(experts),
         )
-        records.write(prepared / _AGENT_JSON, record)
+        records.write(prepared / AGENT_JSON, record)
     return record
 
 
@@ -168,12 +174,12 @@ def load_agent(path: str | Path, *, trust_skills: bool = False) -> Agent:
       SkillError: a plan's code is refused.
     """
     folder = Path(path)
-    if not (folder / _AGENT_JSON).is_file():
-        raise FileRefusedError(f"{folder} is no agent: it has no {_AGENT_JSON}; use flowrl export")
-    record = records.read(folder / _AGENT_JSON, AgentRecord, remedy=_AGAIN)
+    if not (folder / AGENT_JSON).is_file():
+        raise FileRefusedError(f"{folder} is no agent: it has no {AGENT_JSON}; use flowrl export")
+    record = records.read(folder / AGENT_JSON, AgentRecord, remedy=_AGAIN)
     names = {each.index: each.skill for each in record.experts}
     if len(names) < len(record.experts) or len({*map(slug, names.values())}) < len(names):
-        raise FileRefusedError(f"{folder / _AGENT_JSON} names an expert or a skill twice; {_AGAIN}")
+        raise FileRefusedError(f"{folder / AGENT_JSON} names an expert or a skill twice; {_AGAIN}")
     shapes = expert_shapes(*env_sizes(record.env_name, sight=record.sight), record.layer_size)
     params = {each.index: _read_expert(folder, each, shapes) for each in record.experts}
     modules = _read_modules(folder, record.experts, trust_skills=trust_skills)
@@ -204,25 +210,32 @@ class Agent:
         """The names of the skills that the agent has learned."""
         return tuple(each.skill for each in self.record.experts)
 
+    def plan(self, skill: str | int) -> tuple[str, ...]:
+        """The skills of the steps of a skill's plan; GraphError if the agent does not have it."""
+        return tuple(task.skill for task in self.modules[self._expert(skill).index].tasks)
+
     @by_annotation("agent.play")
-    def play(self, skill: str | int, *, seed: int = 0) -> Iterator[AgentStep]:
+    def play(self, skill: str | int, *, seed: int = 0, frames: bool = False) -> Iterator[AgentStep]:
         """Walk a skill's plan in a fresh world until its end; actions are drawn from the policy.
 
         Args:
           skill: its name, or its expert number.
           seed: of the world and the actions.
+          frames: also draw the game's picture after each action.
 
         Raises:
           GraphError: the agent has no such skill.
-          ConfigError: the seed is no whole number of 64 bits.
+          ConfigError: the seed is no whole number of 64 bits, or the game draws no pictures.
         """
-        return self._play(self._expert(skill), seed)
+        return self._play(self._expert(skill), seed, self._draw if frames else None)
 
-    def _play(self, expert: ExportedExpert, seed: int) -> Iterator[AgentStep]:
+    def _play(
+        self, expert: ExportedExpert, seed: int, draw: Callable[[Any], Any] | None
+    ) -> Iterator[AgentStep]:
         if expert.index not in self._walks:
             self._walks[expert.index] = self._walk(expert)
         begin, act = self._walks[expert.index]
-        module = self.modules[expert.index]
+        module, causes = self.modules[expert.index], find_game(self.record.env_name).causes
         world_key, key = jax.random.split(jax.random.key(seed))
         state, done = begin(world_key), False
         while not done:
@@ -232,12 +245,23 @@ class Agent:
             yield AgentStep(
                 observation=np.asarray(observation),
                 skill=module.tasks[int(output.task)].skill,
+                step=int(output.task),
                 expert=module.experts[int(output.expert)],
                 action=int(action),
                 reward=float(output.reward),
                 success=bool(output.task_success[len(module.tasks) - 1]),
                 done=done,
+                cause=_cause(output, causes),
+                frame=None if draw is None else np.asarray(draw(state.world)),
             )
+
+    @cached_property
+    def _draw(self) -> Callable[[Any], Any]:
+        """The function from a world to the game's picture of it."""
+        game = find_game(self.record.env_name)
+        if game.renderer is None:
+            raise ConfigError(f"the game {game.name} draws no pictures; leave frames out")
+        return game.renderer()
 
     def _walk(self, expert: ExportedExpert) -> _Walk:
         """The programs of a skill, which are compiled when they are first called."""
@@ -263,6 +287,12 @@ class Agent:
         raise GraphError(
             f"the agent has no skill {skill!r}{near}; it has: {', '.join(self.skills)}"
         )
+
+
+def _cause(output: StepOutput, causes: Sequence[str]) -> str:
+    """What the player died of in a timestep, if it did."""
+    died = output.done & ~output.truncated & ~output.task_success[output.task]
+    return causes[int(np.argmax(output.cause))] if causes and died else ""
 
 
 def _act(  # noqa: PLR0917 — jitted: its arguments are data

@@ -83,6 +83,7 @@ _GROUPS: Mapping[str, Mapping[str, str]] = {
     },
     "take": {
         "evaluate": "commands.evaluate:EvaluateCommand",
+        "play": "commands.play:PlayCommand",
         "judge": "judging.command:JudgeCommand",
         "export": "commands.average:ExportCommand",
         "average": "commands.average:AverageCommand",
@@ -95,8 +96,8 @@ COMMANDS = tuple(name for name in ALL if name not in PROGRAMS)
 _INSTEAD = {
     **dict.fromkeys(("list", "ls"), "; flowrl skills lists skills, flowrl ps your graphs"),
     **dict.fromkeys(
-        ("play", "render", "video", "record"),
-        "; flowrl evaluate measures how an agent plays, flowrl export and load_agent let it play",
+        ("render", "video", "record", "watch"),
+        "; flowrl play shows how an agent plays, flowrl evaluate measures it",
     ),
     **dict.fromkeys(
         ("plot", "curves", "tensorboard"),

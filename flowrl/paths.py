@@ -14,6 +14,7 @@ from typing import Any
 from flowrl.errors import ConfigError, FileRefusedError, NameRefusedError
 
 DEFAULT_GRAPH = Path("exp/bottom_up_parallel")
+AGENT_JSON = "agent.json"  # in the folder of an exported agent
 _NAME_LIMIT = 200
 _SLUG_LIMIT = 64
 # Fillers, joiners and variation selectors: letters and marks that draw nothing.

@@ -20,7 +20,7 @@ FLOORS = [
     "experts networks envs averaging judging llm",
     "parallel ppo",
     "replicas multiagent reports evaluation agent",
-    "tuning api",
+    "tuning api viewing",
     # Programs: nothing but the command line `flowrl` imports them.
     "bottomup bottomup_parallel ppo_flow independent comparing"
     " commands judging/command tuning/command",
@@ -53,6 +53,7 @@ JAX_FILES = {
     "skills/validation/worker.py",
     "judging/learned.py",
     "replicas/trainer.py",
+    "viewing/pictures.py",
 }
 
 

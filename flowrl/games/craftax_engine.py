@@ -22,7 +22,7 @@ from craftax.craftax_env import make_craftax_env_from_name
 
 from flowrl.errors import SkillError
 from flowrl.games.base import INVENTORIES, WorldStep
-from flowrl.games.fast_craftax import craftax_step, craftax_view
+from flowrl.games.fast_craftax import craftax_step, craftax_view, with_names
 
 NEAREST = 5  # positions per block type
 OUT_OF_SIGHT = 30  # stands for "none in view" in both coordinates
@@ -170,8 +170,13 @@ def moments_file(package: str) -> Path:
 def pixel_renderer(package: str) -> Callable[[Any], jax.Array]:
     """The function from a world to Craftax's own picture of it, uint8 `[H, W, 3]`."""
     renderer = importlib.import_module(f"{package}.renderer")
-    size = importlib.import_module(f"{package}.constants").BLOCK_PIXEL_SIZE_IMG
-    draw = renderer.make_craftax_pixel_renderer(size)
+    constants = importlib.import_module(f"{package}.constants")
+    size = constants.BLOCK_PIXEL_SIZE_IMG
+    # Craftax makes its textures in three sizes, for minutes, and pickles them into its package.
+    with jax.ensure_compile_time_eval():
+        textures = {size: constants.load_all_textures_given_size(size)}
+    make = with_names(renderer.make_craftax_pixel_renderer, load_all_textures=lambda: textures)
+    draw = make(size)
     return jax.jit(lambda world: jnp.clip(draw(world), 0, 255).astype(jnp.uint8))
 
 

@@ -47,8 +47,8 @@ def craftax_step(package: str, *, fast: bool = True) -> Callable[..., tuple[Any,
         return logic.craftax_step
     if package != _CLASSIC:
         random = _Overlay(jax.random, choice=choice)
-        spawn_mobs = _with(logic.spawn_mobs, jax=_Overlay(jax, random=random))
-        return _with(logic.craftax_step, spawn_mobs=spawn_mobs)
+        spawn_mobs = with_names(logic.spawn_mobs, jax=_Overlay(jax, random=random))
+        return with_names(logic.craftax_step, spawn_mobs=spawn_mobs)
     names = _rebuilt(logic)
     names["spawn_mobs"] = _nearby(package, names["spawn_mobs"])
     names["update_plants"] = _ripened(package)
@@ -78,7 +78,7 @@ def _rebuilt(module: Any) -> dict[str, Any]:
     return names
 
 
-def _with(function: Any, **names: Any) -> Callable[..., Any]:
+def with_names(function: Any, **names: Any) -> Callable[..., Any]:
     """The same function, with other meanings for some of its module's names."""
     return _in({**function.__globals__, **names}, function)
 

@@ -42,16 +42,17 @@ class ConfinedWork(Protocol):
 
 
 def confined_run(
-    order: ConfinedWork, graph_paths: GraphPaths, run: TrainingRun, *, how: Sandbox
+    order: ConfinedWork, graph_paths: GraphPaths, run: TrainingRun | None, *, how: Sandbox
 ) -> bytes:
-    """Return what a confined process prints that plays a run's plan; it sees the graph, read-only.
+    """Return what a confined process prints that plays a plan; it sees the folder, read-only.
 
+    `run` is the plan's; without one, compiled programs are kept in the user's cache folder.
     What it logs goes to standard error. Raises ConfinedError for another exit code than 0.
     """
     confined = sandbox.confinement(how, graph_paths.root)
     env = sandbox.confined_env(sandbox.child_env())
-    config = configs.from_json(PPOConfig, run.config)
-    cache = sandbox.compile_cache(config.compile_cache, env).absolute()
+    kept = configs.from_json(PPOConfig, run.config).compile_cache if run else None
+    cache = sandbox.compile_cache(kept, env).absolute()
     around = confined.around(None, cwd=Path.cwd(), env=env, cache=cache, reads_graph=True)
     kind, fields = type(order), json.dumps(records.to_json(order))
     words = (*around, sys.executable, "-m", __name__, kind.__module__, kind.__name__, fields)

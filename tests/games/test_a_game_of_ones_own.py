@@ -76,6 +76,12 @@ def test_a_game_of_ones_own_is_checked_trained_and_evaluated(run, tmp_path):
         *("Pick Berry", "Bake Pie"),
     ]
 
+    film = tmp_path / "film.mp4"
+    shown = run("-m", "flowrl.cli", "play", graph, "Bake Pie", "-o", film, "--episodes=3")
+    assert shown.returncode == 0, shown.stderr
+    assert film.read_bytes()[4:8] == b"ftyp"
+    assert f"{film}: " in shown.stdout
+
     changed, berry = tmp_path / "changed", HERE / "tiny_skills" / "00_pick_berry.py"
     changed.mkdir()
     (changed / berry.name).write_text(berry.read_text().replace("+ 0.1 *", "+ 0.2 *"))
@@ -107,6 +113,10 @@ def test_a_game_of_ones_own_is_checked_trained_and_evaluated(run, tmp_path):
     )
     acted = run("-c", acting)
     assert acted.returncode == 0, acted.stderr
+    film = tmp_path / "film.gif"
+    shown = run("-m", "flowrl.cli", "play", agent, "Bake Pie", "-o", film, "--seed=3")
+    assert shown.returncode == 0, shown.stderr
+    assert film.read_bytes().startswith(b"GIF89a")
 
 
 def test_the_wheel_of_the_tiny_game_has_all_of_it(tmp_path, monkeypatch):

@@ -1,0 +1,73 @@
+"""`flowrl play`, its flags and output."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from flowrl import storage
+from flowrl.arguments import Count, GraphCommand, Seed, SkillArgument
+from flowrl.config import Sandbox
+from flowrl.errors import ConfigError
+from flowrl.viewing.film import check_ending, encoded, show
+from flowrl.viewing.playing import PictureOrder, film
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlayCommand(GraphCommand):
+    """Show how an agent plays a skill, as a film or in the terminal.
+
+    GRAPH is a graph's folder or an exported agent's.
+
+    Examples:
+      flowrl play exp/demo "Make Wood Pickaxe" -o pickaxe.mp4
+      flowrl play exp/demo "Collect Coal" --failures -o deaths.gif
+      flowrl play agent "Collect Wood"
+    """
+
+    skill: SkillArgument
+    """The skill's name, or its expert number."""
+    output: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None
+    """File of the film, .mp4 (extra `video`) or .gif (default: play in the terminal)."""
+    episodes: Count = 4
+    """Episodes to show, each in a world of its own."""
+    failures: bool = False
+    """Show only episodes that fail."""
+    seed: Seed = 0
+    """Seed of the first episode; each next one has the next."""
+    fps: Count = 10
+    """Timesteps that are shown in a second."""
+    trust_skills: bool = False
+    """Also run code of an exported agent that the syntax check refuses, if exported as trusted."""
+    sandbox: Sandbox = "auto"
+    """Confine the episodes by bubblewrap, with the folder read-only; auto: if it is there."""
+
+    def __call__(self) -> int:
+        """Play in a child process and write or show the film."""
+        if self.output is not None:
+            check_ending(self.output)
+        elif not sys.stdout.isatty():
+            raise ConfigError("standard output is no terminal; name a film with -o play.gif")
+        order = PictureOrder(
+            place=self.graph_path.absolute(),
+            skill=self.skill,
+            episodes=self.episodes,
+            seed=self.seed,
+            failures=self.failures,
+            trust_skills=self.trust_skills,
+        )
+        played = film(order, sandbox=self.sandbox)
+        if self.output is None:
+            columns, rows = shutil.get_terminal_size()
+            show(played, sys.stdout, fps=self.fps, columns=columns, rows=rows)
+            return 0
+        content = encoded(played, self.output.suffix, fps=self.fps)
+        storage.write_atomic(self.output, content)
+        seconds = len(played.frames) / self.fps + sum(played.holds)
+        sys.stdout.write(f"{self.output}: {seconds:.0f} s, {len(content) / 1e6:.1f} MB\n")
+        return 0

@@ -1,0 +1,132 @@
+"""Pictures as a film, mp4 or gif, or in a terminal; a leaf that loads Pillow and PyAV."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import time
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from flowrl.errors import ConfigError, FileRefusedError
+
+_WIDTHS = {".mp4": 640, ".gif": 320}  # pixels at most, of a picture that is enlarged
+_COLOURS = 64  # of a gif
+_BAR = 1.8  # lines of text below a picture
+_INK, _PAPER = (230, 230, 230), (24, 24, 27)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Film:
+    """T pictures with captions."""
+
+    frames: np.ndarray
+    """uint8 `[T, H, W, 3]`."""
+    captions: tuple[str, ...]
+    holds: tuple[float, ...]
+    """Seconds that each picture stays beyond those of every one."""
+
+
+def film_of(content: bytes) -> Film:
+    """The film that `PictureOrder.work` printed; FileRefusedError if it is not whole."""
+    try:
+        with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+            frames, holds = arrays["frames"], arrays["holds"].astype(float)
+            captions = tuple(map(str, arrays["captions"]))
+    except (ValueError, KeyError, EOFError, OSError, zipfile.BadZipFile) as error:
+        raise FileRefusedError(f"the pictures cannot be read: {error}; try again") from error
+    sized = frames.ndim == 4 and frames.dtype == np.uint8 and frames.shape[-1] == 3
+    if not sized or not len(frames) == len(captions) == len(holds) > 0:
+        raise FileRefusedError("the pictures are not those of an episode; try again")
+    return Film(frames=frames, captions=captions, holds=tuple(holds))
+
+
+def check_ending(path: Path) -> None:
+    """Raise ConfigError unless a film can be written to such a file here."""
+    if path.suffix not in _WIDTHS:
+        raise ConfigError(f"{path} ends neither in .mp4 nor in .gif; choose one of them")
+    if path.suffix == ".mp4" and importlib.util.find_spec("av") is None:
+        raise ConfigError(f"{path} needs PyAV; pip install 'flowrl[video]', or write a .gif")
+
+
+def encoded(film: Film, ending: str, *, fps: int) -> bytes:
+    """The film as the content of a file with this ending, `.mp4` or `.gif`."""
+    pictures = [
+        _captioned(frame, caption, _WIDTHS[ending])
+        for frame, caption in zip(film.frames, film.captions, strict=True)
+    ]
+    return _mp4(pictures, film.holds, fps) if ending == ".mp4" else _gif(pictures, film.holds, fps)
+
+
+def _captioned(frame: np.ndarray, caption: str, width: int) -> Image.Image:
+    """A picture enlarged by a whole number, with a line of text below it, of even sizes."""
+    times = max(1, width // frame.shape[1])
+    picture = Image.fromarray(frame.repeat(times, axis=0).repeat(times, axis=1))
+    size = max(11, picture.width // 42)
+    bar = int(_BAR * size)
+    width, height = picture.width, picture.height + bar
+    canvas = Image.new("RGB", (width + width % 2, height + height % 2), _PAPER)
+    draw, font = ImageDraw.Draw(canvas), ImageFont.load_default(size)
+    draw.text((size / 2, height - bar / 2), caption, _INK, font, anchor="lm")
+    canvas.paste(picture)
+    return canvas
+
+
+def _mp4(pictures: Iterable[Image.Image], holds: Iterable[float], fps: int) -> bytes:
+    import av
+
+    content = io.BytesIO()
+    with av.open(content, "w", format="mp4") as container:
+        stream: Any = None
+        for picture, hold in zip(pictures, holds, strict=True):
+            if stream is None:
+                options = {"crf": "23", "preset": "veryfast"}
+                stream = container.add_stream("libx264", rate=fps, options=options)
+                stream.width, stream.height = picture.size
+                stream.pix_fmt = "yuv420p"
+            for _ in range(1 + round(hold * fps)):
+                container.mux(stream.encode(av.VideoFrame.from_image(picture)))
+        container.mux(stream.encode())
+    return content.getvalue()
+
+
+def _gif(pictures: Iterable[Image.Image], holds: Iterable[float], fps: int) -> bytes:
+    content = io.BytesIO()
+    first, *others = (picture.quantize(_COLOURS) for picture in pictures)
+    times = [round(1000 * (1 / fps + hold)) for hold in holds]
+    options: Mapping[str, Any] = {"save_all": True, "loop": 0, "disposal": 1}
+    first.save(content, "GIF", append_images=others, duration=times, **options)
+    return content.getvalue()
+
+
+def show(film: Film, screen: TextIO, *, fps: int, columns: int, rows: int) -> None:
+    """Play a film in a terminal of 24-bit colour, two pixels in each character."""
+    screen.write("\x1b[?25l\x1b[2J")
+    try:
+        for frame, caption, hold in zip(film.frames, film.captions, film.holds, strict=True):
+            drawn = "\n".join(_half_blocks(frame, columns, 2 * (rows - 2)))
+            screen.write(f"\x1b[H{drawn}\n{caption[:columns]:{columns}}")
+            screen.flush()
+            time.sleep(1 / fps + hold)
+    finally:
+        screen.write("\x1b[0m\x1b[?25h\n")
+
+
+def _half_blocks(frame: np.ndarray, columns: int, lines: int) -> Iterator[str]:
+    """The rows of characters that draw a picture within so many columns and lines of pixels."""
+    height, width = frame.shape[:2]
+    share = min(columns / width, lines / height, 1)
+    size = (max(1, int(width * share)), max(2, int(height * share) // 2 * 2))
+    pixels = np.asarray(Image.fromarray(frame).resize(size, Image.Resampling.BOX))
+    for upper, lower in zip(pixels[::2], pixels[1::2], strict=True):
+        cells = (
+            f"\x1b[38;2;{a[0]};{a[1]};{a[2]};48;2;{b[0]};{b[1]};{b[2]}m▀"
+            for a, b in zip(upper, lower, strict=True)
+        )
+        yield "".join(cells) + "\x1b[0m"

@@ -1,0 +1,99 @@
+"""The process of `flowrl play`: an agent plays a skill's plan, and each timestep is drawn."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+from itertools import chain, groupby, islice
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from flowrl.agent import Agent, AgentRecord, AgentStep, ExportedExpert, load_agent
+from flowrl.envs.skill_module import open_module
+from flowrl.errors import GraphError
+from flowrl.evaluation import load_experts
+from flowrl.experts.store import ExpertStore
+from flowrl.paths import AGENT_JSON, GraphPaths
+from flowrl.runs import check_module, read_run
+
+_TRIED = 32  # episodes played for each failure that is looked for
+_HANDED_ON = 0.5  # seconds that the last picture of a step stays longer
+_LAST = 1.5  # and that of an episode
+
+
+def pictures(agent: Agent, skill: str, *, episodes: int, seed: int, failures: bool) -> bytes:
+    """Play episodes of a skill; pictures, captions and seconds to hold them as npz.
+
+    With `failures` only episodes that fail count. Raises GraphError if too few do.
+    """
+    most = _TRIED * episodes if failures else episodes
+    played = (list(agent.play(skill, seed=seed + n, frames=True)) for n in range(most))
+    wanted = (steps for steps in played if not (failures and steps[-1].success))
+    shown = list(islice(wanted, episodes))
+    if len(shown) < episodes:
+        problem = f"only {len(shown)} of {most} episodes of {skill} fail"
+        raise GraphError(f"{problem}; ask for fewer --episodes, or leave --failures out")
+    length = len(agent.plan(skill))
+    lines = (_shown(number, steps, length) for number, steps in enumerate(shown, 1))
+    captions, frames, holds = zip(*chain.from_iterable(lines), strict=True)
+    content = io.BytesIO()
+    np.savez(content, frames=np.stack(frames), captions=np.array(captions), holds=holds)
+    return content.getvalue()
+
+
+def open_agent(place: Path, skill: str, *, trust_skills: bool) -> Agent:
+    """The agent of an exported folder, or of a graph as far as one skill's plan needs it.
+
+    Raises as `load_agent`, and as `load_experts` for a graph.
+    """
+    if (place / AGENT_JSON).is_file():
+        return load_agent(place, trust_skills=trust_skills)
+    store = ExpertStore(GraphPaths(place))
+    run_paths = store.archive_of(skill)
+    run = read_run(run_paths)
+    check_module(run_paths, run)
+    experts = load_experts(store, run)
+    manifest = store.manifest()
+    version = manifest.experts[run.expert]
+    expert = ExportedExpert(
+        index=run.expert,
+        skill=run.skill,
+        frames=version.frames,
+        arrays=version.sha256,
+        module=run.module_sha256,
+        max_task_steps=run.config["max_task_steps"],
+        keep_needs=run.config["keep_needs"],
+        approvals=run.approvals,
+    )
+    record = AgentRecord(
+        env_name=run.config["env_name"],
+        layer_size=run.config["layer_size"],
+        activation=run.config["activation"],
+        sight=run.config["sight"],
+        generation=manifest.generation,
+        experts=(expert,),
+    )
+    params = {
+        index: jax.tree.map(lambda leaves, local=local: leaves[local], experts)
+        for local, index in enumerate(run.experts)
+    }
+    return Agent(record=record, params=params, modules={run.expert: open_module(run_paths.module)})
+
+
+def _shown(
+    number: int, steps: Sequence[AgentStep], length: int
+) -> Iterator[tuple[str, Any, float]]:
+    """The caption, the picture and the seconds that it stays longer, of each timestep."""
+    for place, timesteps in groupby(steps, key=lambda step: step.step):
+        of_step = list(timesteps)
+        for timestep, step in enumerate(of_step, 1):
+            line = f"episode {number}, step {place + 1}/{length} {step.skill}, "
+            line += f"expert {step.expert}, timestep {timestep}"
+            if step.done:
+                ended = f"died: {step.cause}" if step.cause else "not done"
+                yield f"{line}: {'done' if step.success else ended}", step.frame, _LAST
+            else:
+                yield line, step.frame, _HANDED_ON * (timestep == len(of_step))

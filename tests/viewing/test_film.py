@@ -1,0 +1,177 @@
+"""Films: what is written can be read again, picture by picture, and what is no film is refused."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageSequence
+
+from flowrl.agent import Agent, AgentStep
+from flowrl.errors import ConfigError, FileRefusedError, GraphError
+from flowrl.viewing.film import Film, check_ending, encoded, film_of, show
+from flowrl.viewing.pictures import _shown, pictures
+
+av = pytest.importorskip("av", reason="PyAV is not installed: pip install 'flowrl[video]'")
+
+
+def a_film(times: int = 6, size: tuple[int, int] = (9, 7), caption: str = "step 1") -> Film:
+    """Pictures that become brighter."""
+    levels = np.linspace(0, 250, times).astype(np.uint8)
+    frames = np.broadcast_to(levels[:, None, None, None], (times, *size, 3)).copy()
+    return Film(frames=frames, captions=(caption,) * times, holds=(0.0,) * (times - 1) + (1.0,))
+
+
+def pictures_in(content: bytes, ending: str) -> list[np.ndarray]:
+    if ending == ".gif":
+        image = Image.open(io.BytesIO(content))
+        return [np.asarray(picture.convert("RGB")) for picture in ImageSequence.Iterator(image)]
+    with av.open(io.BytesIO(content)) as container:
+        return [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+
+
+@pytest.mark.parametrize("ending", [".mp4", ".gif"])
+def test_every_picture_is_in_the_film_and_the_last_one_stays(ending):
+    film = a_film()
+    found = pictures_in(encoded(film, ending, fps=10), ending)
+    assert len(found) == len(film.frames) + (10 if ending == ".mp4" else 0)
+    assert all(size % 2 == 0 for size in found[0].shape[:2])
+    for frame, seen in zip(film.frames, found, strict=False):
+        assert abs(int(seen[4, 4].mean()) - int(frame[0, 0].mean())) < 8
+
+
+def test_a_gif_holds_the_last_picture_as_long_as_it_says():
+    image = Image.open(io.BytesIO(encoded(a_film(), ".gif", fps=10)))
+    held = [picture.info["duration"] for picture in ImageSequence.Iterator(image)]
+    assert held == [100] * 5 + [1100]
+
+
+@settings(max_examples=20, deadline=None)
+@given(caption=st.text(max_size=300), size=st.tuples(st.integers(1, 40), st.integers(1, 40)))
+def test_a_caption_changes_no_pixel_of_the_picture_and_no_size(caption, size):
+    """Names of skills are anything that can be printed; a film of any caption is the same size."""
+    film, plain = a_film(2, size, caption), a_film(2, size, "")
+    found, other = (pictures_in(encoded(each, ".gif", fps=5), ".gif")[0] for each in (film, plain))
+    assert found.shape == other.shape
+    times = 320 // size[1]
+    drawn = found[: size[0] * times, : size[1] * times]
+    assert drawn.max() < 8, "the first picture is black"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "cannot be read"),
+        (b"PK\x03\x04", "cannot be read"),
+        ({"frames": np.zeros((2, 3, 3, 3))}, "cannot be read"),
+        ({"frames": np.zeros((2, 3, 3, 3)), "captions": ["a", "b"], "holds": [0, 0]}, "not those"),
+        ({"frames": np.zeros((2, 3, 3, 3), "u1"), "captions": ["a"], "holds": [0, 0]}, "not those"),
+        ({"frames": np.array([{}]), "captions": ["a"], "holds": [0]}, "cannot be read"),
+    ],
+)
+def test_what_is_no_film_is_refused_and_nothing_is_unpickled(content, said):
+    if isinstance(content, dict):
+        written = io.BytesIO()
+        np.savez(written, **content)
+        content = written.getvalue()
+    with pytest.raises(FileRefusedError, match=said):
+        film_of(content)
+
+
+def test_a_film_needs_an_ending_and_mp4_its_extra(tmp_path, monkeypatch):
+    for name in ("film", "film.avi", "film.mp4.txt"):
+        with pytest.raises(ConfigError, match=re.escape("neither in .mp4 nor in .gif")):
+            check_ending(tmp_path / name)
+    check_ending(tmp_path / "film.mp4")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    check_ending(tmp_path / "film.gif")
+    with pytest.raises(
+        ConfigError, match=re.escape("pip install 'flowrl[video]', or write a .gif")
+    ):
+        check_ending(tmp_path / "film.mp4")
+
+
+def test_a_terminal_shows_each_picture_within_its_size_and_is_left_as_it_was():
+    screen = io.StringIO()
+    show(a_film(3, (40, 80)), screen, fps=1000, columns=20, rows=12)
+    text = screen.getvalue()
+    assert text.startswith("\x1b[?25l")
+    assert text.endswith("\x1b[?25h\n")
+    shown = text.split("\x1b[H")[1:]
+    assert len(shown) == 3
+    for picture in shown:
+        lines = picture.split("\n")
+        assert max(line.count("▀") for line in lines) <= 20
+        assert len(lines) <= 12
+    assert "\x1b[38;2;0;0;0;48;2;0;0;0m▀" in shown[0]
+
+
+def steps_of(*places: int, success: bool = False, cause: str = "") -> list[AgentStep]:
+    """An episode whose timesteps are in these steps of a plan."""
+    last = len(places) - 1
+    return [
+        AgentStep(
+            observation=np.zeros(1),
+            skill=f"Skill {place}",
+            step=place,
+            expert=10 + place,
+            action=0,
+            reward=0.0,
+            success=success and number == last,
+            done=number == last,
+            cause=cause if number == last else "",
+            frame=np.zeros((1, 1, 3), np.uint8),
+        )
+        for number, place in enumerate(places)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ending", "said"),
+    [({"success": True}, "done"), ({"cause": "zombie"}, "died: zombie"), ({}, "not done")],
+)
+def test_captions_say_where_the_plan_is_and_how_the_episode_ended(ending, said):
+    lines, _, holds = zip(*_shown(2, steps_of(0, 0, 1, 3, **ending), 4), strict=True)
+    assert lines == (
+        "episode 2, step 1/4 Skill 0, expert 10, timestep 1",
+        "episode 2, step 1/4 Skill 0, expert 10, timestep 2",
+        "episode 2, step 2/4 Skill 1, expert 11, timestep 1",
+        f"episode 2, step 4/4 Skill 3, expert 13, timestep 1: {said}",
+    )
+    assert holds == (0.0, 0.5, 0.5, 1.5)
+
+
+class Lucky(Agent):
+    """An agent whose episodes succeed in all seeds but every fifth."""
+
+    def __init__(self) -> None:
+        """It has no experts."""
+
+    def plan(self, skill: str | int) -> tuple[str, ...]:
+        return ("Skill 0", str(skill))
+
+    def play(self, skill: str | int, *, seed: int = 0, frames: bool = False) -> Iterator[AgentStep]:
+        assert frames
+        return iter(steps_of(0, 1, success=seed % 5 > 0))
+
+
+@given(episodes=st.integers(1, 6), seed=st.integers(0, 20))
+def test_only_failures_are_shown_where_they_are_asked_for(episodes, seed):
+    asked = {"episodes": episodes, "seed": seed}
+    film = film_of(pictures(Lucky(), "Skill 1", failures=True, **asked))
+    assert len(film.frames) == 2 * episodes
+    assert all(caption.endswith("not done") for caption in film.captions[1::2])
+    film = film_of(pictures(Lucky(), "Skill 1", failures=False, **asked))
+    said = ["done" if (seed + n) % 5 else "not done" for n in range(episodes)]
+    assert [caption.rpartition(": ")[2] for caption in film.captions[1::2]] == said
+
+
+def test_too_few_failures_are_said(monkeypatch):
+    monkeypatch.setattr("flowrl.viewing.pictures._TRIED", 2)
+    with pytest.raises(GraphError, match="only 2 of 6 episodes of Skill 1 fail; ask for fewer"):
+        pictures(Lucky(), "Skill 1", episodes=3, seed=0, failures=True)
