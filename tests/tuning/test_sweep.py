@@ -20,8 +20,8 @@ from flowrl.parallel.health import DaemonLock
 from flowrl.paths import GraphPaths, RunPaths, SweepPaths
 from flowrl.runs import read_run
 from flowrl.storage import records
+from flowrl.tuning.command import show
 from flowrl.tuning.outcome import EvaluateTrials
-from flowrl.tuning.report import show
 from flowrl.tuning.start import SweepConfig, training_config
 from flowrl.tuning.sweep import create_sweep
 from flowrl.tuning.trials import OUTCOME, TRIAL, Sweep
