@@ -1,4 +1,4 @@
-"""Ends of episodes and their causes, from the counts that a run or an evaluation has.
+"""Success and ends of episodes and their causes, from the counts of a run or an evaluation.
 
 A step's own success is the share of its ended attempts that are done. It is compared with that of
 the run in which its expert was trained, because plans bring experts into other situations.
@@ -18,6 +18,40 @@ from flowrl.runs import PlannedStep, StepEnds
 _WORSE = 0.1  # of success, below that of an expert's own run
 _LEAST_LOST = 0.1  # of the attempts that have what later steps need
 _TIME = "time limit"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRate:
+    """The success rate of a step of the plan, with its 95 % Wilson interval."""
+
+    skill: str
+    count: int
+    expert: int
+    successes: int
+    success_rate: float
+    low: float
+    high: float
+    ends: StepEnds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationReport:
+    """The success of the merged experts at a plan."""
+
+    graph: str
+    generation: int
+    skill: str
+    episodes: int
+    mean_episode_length: float
+    mean_episode_return: float
+    deaths: float  # share of the episodes that ended by neither success nor a time limit
+    clipped_rewards: int
+    steps: tuple[StepRate, ...]
+
+    @property
+    def success_rate(self) -> float:
+        """The share of episodes that completed the whole plan."""
+        return self.steps[-1].success_rate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
