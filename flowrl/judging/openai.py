@@ -226,14 +226,13 @@ def read_answer(body: str) -> tuple[float | None, str, int | None]:
     """
     score, why, tokens = None, "the answer is not JSON with a score from 0 to 1", None
     with suppress(*_MALFORMED):
-        content = json.loads(body)["choices"][0]["message"]["content"]
-        why += f": {' '.join(content.split())[:_QUOTED]!r}"
-    with suppress(*_MALFORMED):
         used = json.loads(body)["usage"]["total_tokens"]
         tokens = used if type(used) is int and 0 <= used < 2**31 else None
     with suppress(*_MALFORMED):
         choice = json.loads(body)["choices"][0]
-        said = json.loads(choice["message"]["content"])
+        content = choice["message"]["content"]
+        why += f": {' '.join(content.split())[:_QUOTED]!r}"
+        said = json.loads(content)
         value, reason = said["score"], said["why"]
         whole = choice.get("finish_reason") != "length"
         if whole and type(value) in (int, float) and 0 <= value <= 1:
