@@ -218,10 +218,3 @@ def test_numbers_that_do_not_fit_are_refused(changes, told):
     problems = list(replace(CONFIGS["dqn"], **changes).problems())
     assert len(problems) == 1
     assert problems[0].startswith(told)
-
-
-def test_numbers_of_each_agent_are_as_many_as_the_agents():
-    config = replace(CONFIGS["ppo"], gamma=(0.9, 0.99))
-    assert list(config.problems_with(2)) == []
-    told = "--gamma has 2 numbers for --agents 3; give 1 or 3"
-    assert list(config.problems_with(3)) == [told]
