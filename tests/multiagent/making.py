@@ -72,3 +72,9 @@ def learner(config: LearnerConfig):
 def actor(config: LearnerConfig):
     """`act`, compiled once for all tests."""
     return jax.jit(partial(agents.act, config))
+
+
+def same(found, wanted) -> bool:
+    """Whether two trees are equal bit for bit."""
+    leaves = zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True)
+    return all(np.array_equal(one, two, equal_nan=True) for one, two in leaves)

@@ -10,17 +10,11 @@ import pytest
 from flowrl.multiagent import agents
 from flowrl.multiagent.config import PER_AGENT
 from flowrl.multiagent.world import Sizes
-from tests.multiagent.making import CONFIGS, SIZES, actor, collected, learner, rollout
+from tests.multiagent.making import CONFIGS, SIZES, actor, collected, learner, rollout, same
 
 KEY = jax.random.key(7)
 SPREAD = "MPE_simple_spread_v3"
 MIXED = Sizes((4, 2, 3), (3, 2, 2))  # as wide as SIZES, so that programs are shared
-
-
-def same(found, wanted) -> bool:
-    """Whether two trees are equal bit for bit."""
-    leaves = zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True)
-    return all(np.array_equal(one, two, equal_nan=True) for one, two in leaves)
 
 
 def taken(tree, chosen):

@@ -20,6 +20,7 @@ from flowrl.multiagent.collect import begin, collect, collecting, experience_lik
 from flowrl.multiagent.config import LearnerConfig
 from flowrl.multiagent.own_worlds import CELLS, TURNS, MatchTheSign, OnlyApple
 from flowrl.multiagent.world import Sizes
+from tests.multiagent.making import same
 
 KEY = jax.random.key(7)
 SMALL = {"num_envs": 5, "num_steps": 11, "layer_size": 8}
@@ -63,12 +64,6 @@ def straight_to_it(policy, obs, key):
     far = obs[..., 1]
     action = jnp.where(far < 0, 1, jnp.where(far > 0, 2, 0))
     return action, jnp.zeros(far.shape), far
-
-
-def same(one, other):
-    return jax.tree.all(
-        jax.tree.map(lambda a, b: np.array_equal(np.asarray(a), np.asarray(b)), one, other)
-    )
 
 
 def without_keys(state):
@@ -370,19 +365,14 @@ def shape_of(value):
 
 
 @pytest.mark.parametrize("returned", [None, 3, (1, 2), [1, 2, 3]])
-def test_a_called_world_that_returns_something_else_is_named(returned):
-    class Odd(AtOnce):
-        def step(self, state, actions, key):
-            return returned
-
+def test_a_called_world_that_returns_something_else_is_named(monkeypatch, returned):
+    monkeypatch.setattr(AtOnce, "step", lambda *_: returned)
     with pytest.raises(TrainingError, match="step is to return the state and rewards and done"):
-        play_once(Odd())
+        play_once(AtOnce())
 
 
-def test_a_world_that_jax_cannot_trace_names_the_flag():
-    class Numpy(AtOnce):
-        def step(self, state, actions, key):
-            return state, np.zeros(2) + np.asarray(actions), False
-
+def test_a_world_that_jax_cannot_trace_names_the_flag(monkeypatch):
+    monkeypatch.setattr(AtOnce, "step", lambda *given: (given[1], np.zeros(2) + given[2], False))
+    monkeypatch.setattr(AtOnce, "observe", lambda self, state: np.asarray(state))
     with pytest.raises(ConfigError, match=r"--world at_once cannot be traced .* --acting call if"):
-        begin(Numpy(), config(), KEY)
+        begin(AtOnce(), config(), KEY)
