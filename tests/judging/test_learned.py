@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import jax
 import numpy as np
 import pytest
 
 from flowrl.judging import learned
 from flowrl.judging.calibration import auc
-from flowrl.judging.judge import RECORDED, SkillText
+from flowrl.judging.judge import SkillText
 from flowrl.judging.learned import (
-    EpisodeTransformer,
     LearnedJudge,
     better,
     fit_logistic,
@@ -118,22 +116,3 @@ def test_the_small_judge_is_taken_where_the_large_one_is_no_better(fitted):
     assert same.score(items[0]).score == pytest.approx(small.score(items[0]).score)
     assert better(small, same, items, labels) is small
     assert better(small, same, items, np.ones(len(items), bool)) is small
-
-
-def test_a_transformer_that_has_not_learned_adds_nothing():
-    model, steps = EpisodeTransformer(), np.ones((1, RECORDED, 3), np.float32)
-    params = model.init(jax.random.key(0), steps)
-    assert not np.asarray(model.apply(params, steps)).any()
-
-
-def test_what_comes_later_changes_nothing_before():
-    model = EpisodeTransformer()
-    steps = np.random.default_rng(0).normal(size=(1, RECORDED, 3)).astype(np.float32)
-    params = model.init(jax.random.key(0), steps)
-    rng = np.random.default_rng(1)
-    params = jax.tree.map(lambda leaf: leaf + 0.3 * rng.normal(size=leaf.shape), params)
-    later = steps.copy()
-    later[:, 9:] += 5
-    one, other = (np.asarray(model.apply(params, each))[0] for each in (steps, later))
-    np.testing.assert_allclose(one[:9], other[:9], rtol=1e-4, atol=1e-5)
-    assert abs(one[9:] - other[9:]).max() > 1e-3
