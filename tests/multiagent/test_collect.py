@@ -120,12 +120,6 @@ def test_agents_that_do_not_meet_may_take_their_turns_as_they_like(signs):
     assert same(episodes, more)
 
 
-def test_the_apple_is_shared_at_once_and_taken_by_the_first_in_turn(apples):
-    shares = {turns: np.unique(rollouts[0].reward) for turns, (_, rollouts, _) in apples.items()}
-    assert shares["simultaneous"].tolist() == pytest.approx([0, 1 / 3, 0.5, 1])
-    assert shares["sequential"].tolist() == [0, 1]
-
-
 def test_only_in_turn_an_agent_sees_what_was_done_before_it(apples):
     (_, [at_once], _), (_, [in_turn], _) = apples.values()
     assert (at_once.obs[..., 0] == 1).all()

@@ -105,13 +105,6 @@ def test_the_apple_is_shared_at_once_and_taken_in_turn(orchard, cells, moves, at
     assert all(0 <= cell < CELLS for cell in after.cell.tolist())
 
 
-def test_the_next_agent_sees_that_the_apple_is_gone(orchard):
-    state = state_of([2, 4, 0], 3)
-    assert orchard.observe(state)[1, 0] == 1
-    after, _ = orchard.act(state, 0, RIGHT, KEY)
-    assert orchard.observe(after)[1, :2].tolist() == [0, 0]
-
-
 def test_an_apple_rots(orchard):
     assert not orchard.is_done(state_of([0, 0, 0], 3, LIMIT - 1))
     assert orchard.is_done(state_of([0, 0, 0], 3, LIMIT))

@@ -7,7 +7,6 @@ import json
 import logging
 import re
 import shutil
-import sys
 import weakref
 from pathlib import Path
 
@@ -466,12 +465,6 @@ def test_figures_go_to_tensorboard_as_those_of_skills(train):
     (events,) = run_paths.tensorboard.iterdir()
     assert b"agent_2/return" in events.read_bytes()
     assert run_paths.metrics.exists()
-
-
-def test_a_tracker_without_its_package_is_one_line_before_anything_is_trained(train, monkeypatch):
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(ConfigError, match=r"pip install '\.\[wandb\]'"):
-        train("--use_wandb")
 
 
 def test_a_graphs_folder_is_no_run_folder(train, tmp_path):
