@@ -10,9 +10,8 @@ import pytest
 from flowrl.multiagent import agents
 from flowrl.multiagent.config import PER_AGENT
 from flowrl.multiagent.world import Sizes
-from tests.multiagent.making import CONFIGS, SIZES, actor, collected, learner, rollout, same
+from tests.multiagent.making import CONFIGS, KEY, SIZES, actor, collected, learner, rollout, same
 
-KEY = jax.random.key(7)
 SPREAD = "MPE_simple_spread_v3"
 MIXED = Sizes((4, 2, 3), (3, 2, 2))  # as wide as SIZES, so that programs are shared
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import ClassVar, NamedTuple
 
 import jax
@@ -20,27 +19,13 @@ from flowrl.multiagent.collect import begin, collect, collecting, experience_lik
 from flowrl.multiagent.config import LearnerConfig
 from flowrl.multiagent.own_worlds import CELLS, TURNS, MatchTheSign, OnlyApple
 from flowrl.multiagent.world import Sizes
-from tests.multiagent.making import same
+from tests.multiagent.making import KEY, played, same
 
-KEY = jax.random.key(7)
 SMALL = {"num_envs": 5, "num_steps": 11, "layer_size": 8}
 
 
 def config(**fields):
     return LearnerConfig(**{**SMALL, "num_minibatches": 1, **fields})
-
-
-def played(world, settings, *, epochs=2, act=None):
-    """The last collector, and all rollouts and episodes."""
-    run = collecting(world, settings)
-    policy = agents.init(settings, world.sizes).policy
-    if act is not None:
-        run, policy = jax.jit(partial(collect, world, settings, act=act)), None
-    state, found = begin(world, settings, KEY), []
-    for _ in range(epochs):
-        state, *more = run(policy, state)
-        found.append(more)
-    return state, *zip(*found, strict=True)
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from flowrl.multiagent import agents, own_worlds
-from flowrl.multiagent.collect import begin, collect, collecting
+from flowrl.multiagent import own_worlds
 from flowrl.multiagent.config import LearnerConfig
 from flowrl.multiagent.own_worlds import (
     CELLS,
@@ -25,6 +24,7 @@ from flowrl.multiagent.own_worlds import (
     Orchard,
 )
 from flowrl.multiagent.world import open_world
+from tests.multiagent.making import played
 
 KEY = jax.random.key(0)
 STAY, LEFT, RIGHT = 0, 1, 2
@@ -139,8 +139,7 @@ def take_seven(policy, obs, key):
 
 def test_an_agent_begins_again_when_its_own_game_is_over(countdown):
     settings = LearnerConfig(num_envs=2, num_steps=40, num_minibatches=1)
-    state = begin(countdown, settings, KEY)
-    state, rollout, episodes = collect(countdown, settings, None, state, act=take_seven)
+    _, [rollout], [episodes] = played(countdown, settings, epochs=1, act=take_seven)
     worlds, done = np.asarray(rollout.obs[..., 0]), np.asarray(rollout.done)
     assert np.array_equal(done, worlds <= 7)
     assert np.array_equal(worlds[:, 1:][~done[:, :-1]], (worlds[:, :-1] - 7)[~done[:, :-1]])
@@ -157,8 +156,7 @@ def test_an_agent_begins_again_when_its_own_game_is_over(countdown):
 def test_agents_play_craftax():
     world = open_world("Craftax-Classic-Symbolic-v1", 2)
     settings = LearnerConfig(num_envs=2, num_steps=8, num_minibatches=1, layer_size=8)
-    policy = agents.init(settings, world.sizes).policy
-    _, rollout, _ = collecting(world, settings)(policy, begin(world, settings, KEY))
+    _, [rollout], _ = played(world, settings, epochs=1)
     assert rollout.obs.shape == (2, 8, 2, 1345)
     assert np.isfinite(rollout.obs).all()
     assert np.isfinite(rollout.reward).all()
