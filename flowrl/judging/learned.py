@@ -162,7 +162,7 @@ _OPTIMIZER = optax.adamw(_LR, weight_decay=_DECAY)
 @jax.jit
 def _loss(params: Any, data: _Rows) -> jax.Array:
     """The mean negative log-likelihood of the outcomes, at the items' last timesteps."""
-    added = EpisodeTransformer().apply(params, data.steps)
+    added: Any = EpisodeTransformer().apply(params, data.steps)
     odds = data.offsets + jnp.take_along_axis(added, data.last[:, None], axis=1)[:, 0]
     return optax.sigmoid_binary_cross_entropy(odds, data.outcome).mean()
 

@@ -199,9 +199,9 @@ def test_after_a_round_all_have_the_mean_bit_for_bit_and_between_rounds_none():
     assert len({*all_weights(trainer)}) == 1, "after a round"
     expected = begun.mean(axis=0) * (1 - 2 * 0.05)
     np.testing.assert_allclose(trainer.get_agent("agent0").get_state().weights, expected)
-    apart = trainer_of(5)
-    train(apart, iterations=9, interval=10)
-    assert len({*all_weights(apart)}) == 5, "between rounds"
+    between = trainer_of(5)
+    train(between, iterations=9, interval=10)
+    assert len({*all_weights(between)}) == 5, "between rounds"
 
 
 def test_weights_and_momentum_come_from_rules():
