@@ -140,17 +140,17 @@ def test_an_endpoint_that_is_slow_or_not_there_is_one_line(endpoint, monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("behaves", "said"),
+    ("behaves", "seconds", "said"),
     [
-        ({"refuse": 99, "status": 503}, "answers 503"),
-        ({"body": " " * 2**21}, "answers with more than 1,048,576 bytes until the time is over"),
+        ({"refuse": 99, "status": 503}, 30.0, "answers 503"),
+        ({"body": " " * 2**21}, 0.4, "answers with more than 1,048,576 bytes until the time is"),
     ],
     ids=["busy", "endless"],
 )
 def test_an_endpoint_that_never_answers_well_is_told_by_its_last_answer(
-    endpoint, monkeypatch, behaves, said
+    endpoint, monkeypatch, behaves, seconds, said
 ):
-    monkeypatch.setattr("flowrl.judging.openai.TIMEOUT_SECONDS", 0.4)
+    monkeypatch.setattr("flowrl.judging.openai.TIMEOUT_SECONDS", seconds)
     for name, value in behaves.items():
         setattr(endpoint, name, value)
     with pytest.raises(JudgeUnavailableError, match=said):
