@@ -19,7 +19,7 @@ from flowrl.config import BottomUpConfig, Sandbox
 from flowrl.errors import ConfigError
 from flowrl.experts.store import ExpertStore
 from flowrl.launchers.confined import confined_run
-from flowrl.measures.success import EvaluationReport
+from flowrl.measures.causes import EvaluationReport
 from flowrl.parallel.training import train_graph
 from flowrl.paths import GraphPaths, existing_graph, graph_or_sweep
 from flowrl.reports.status import SkillRow, read_rows, training_screen

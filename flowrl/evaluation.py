@@ -24,7 +24,7 @@ from flowrl.experts.merge import wilson
 from flowrl.experts.store import ExpertStore
 from flowrl.games.base import WorldStep
 from flowrl.judging.judge import RECORDED, Recording
-from flowrl.measures.success import EvaluationReport, StepRate
+from flowrl.measures.causes import EvaluationReport, StepRate
 from flowrl.networks import dispatch
 from flowrl.networks.grouped import pack
 from flowrl.networks.moe import stack_experts

@@ -40,7 +40,7 @@ from bench_startup import trial_row
 from benchmarking import Row, arguments, report
 from mixed_spaces import MixedSpace
 
-from flowrl.tuning.pruning import Rungs, should_prune
+from flowrl.tuning.pruning import should_prune
 from flowrl.tuning.search import suggest
 from flowrl.tuning.space import Dimension, Observation, Point, SearchInput, Space
 
@@ -254,16 +254,18 @@ def frames_to(curve: LearningCurve, seed: int, goal: float | None = None) -> tup
     Without a goal nothing is pruned: the best of as many trials as the other problem's budget has.
     """
     rng = np.random.default_rng([4, seed])
-    rungs = Rungs(least=MOST / 27, most=MOST)
-    curves: dict[int, list[tuple[float, float]]] = {}
+    rungs = (MOST / 27, MOST / 9, MOST / 3)
+    scores: dict[int, dict[float, float]] = {}
     spent, best, best_at = 0.0, -math.inf, 0.0
     for number in range(20 if goal is None else 1000):
-        x, curves[number] = rng.random(5), []
+        x, scores[number] = rng.random(5), {}
         noise = np.random.default_rng([5, seed, number])
-        for frames in (*rungs.costs(), MOST):
-            curves[number].append((frames, curve.reached(x, frames) + 0.02 * noise.normal()))
-            if goal is not None and frames < MOST and should_prune(number, curves, rungs):
+        for frames in rungs:
+            scores[number][frames] = curve.reached(x, frames) + 0.02 * noise.normal()
+            if goal is not None and should_prune(number, scores):
                 break
+        else:
+            frames = MOST
         spent += frames
         if frames == MOST and curve.reached(x, MOST) > best:
             best, best_at = curve.reached(x, MOST), spent

@@ -20,7 +20,7 @@ from flowrl.envs.base import StepOutput
 from flowrl.envs.tasks import WalkState
 from flowrl.envs.vector import BatchedEnv
 from flowrl.evaluation import ROWS, Tally
-from flowrl.measures.success import EvaluationReport, StepRate
+from flowrl.measures.causes import EvaluationReport, StepRate
 from flowrl.networks.grouped import pack
 from flowrl.networks.moe import ActorCritic
 from flowrl.program_cache import ProgramCache

@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).parents[1] / "flowrl"
 # Rooms and single files from the ground to the roof; a file's floor goes before its room's.
 FLOORS = [
     "errors redaction storage paths arguments config games notices console runs",
-    "skills launchers measures program_cache llm/client",
+    "skills launchers measures program_cache",
     "experts networks envs averaging judging llm",
     "parallel ppo",
     "replicas multiagent reports evaluation agent",

@@ -8,7 +8,7 @@ from flowrl import console
 from flowrl.api import EPISODES, SEED, evaluate
 from flowrl.arguments import Count, ReportCommand, Seed, SkillArgument
 from flowrl.config import Sandbox
-from flowrl.measures.success import EvaluationReport
+from flowrl.measures.causes import EvaluationReport
 from flowrl.runs import StepEnds
 from flowrl.storage.records import Share
 

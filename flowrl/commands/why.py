@@ -7,10 +7,9 @@ from dataclasses import asdict, dataclass
 from flowrl.arguments import ReportCommand, SkillArgument
 from flowrl.console import print_report
 from flowrl.errors import ConfigError
-from flowrl.measures.causes import Explanation
+from flowrl.measures.causes import Explanation, explanation_of
 from flowrl.paths import existing_graph
 from flowrl.reports.status import find_row, read_rows
-from flowrl.reports.why import explanation_of
 
 
 @dataclass(frozen=True, kw_only=True)

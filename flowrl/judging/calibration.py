@@ -132,9 +132,9 @@ _FIGURES: Mapping[str, Figure]
 _FIGURES = {"auc": auc, "brier": brier, "ece": calibration_error, "kappa": kappa}
 
 
-def interval(figure: Figure, scores: np.ndarray, labels: np.ndarray, *, seed: int = 0) -> Interval:
+def interval(figure: Figure, scores: np.ndarray, labels: np.ndarray) -> Interval:
     """A figure with its interval over resamples of the items that hold both labels."""
-    rng, values = np.random.default_rng(seed), []
+    rng, values = np.random.default_rng(0), []
     while len(values) < RESAMPLES:
         rows = rng.integers(len(labels), size=len(labels))
         if 0 < labels[rows].sum() < len(labels):

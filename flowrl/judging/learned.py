@@ -37,22 +37,19 @@ class LearnedJudge:
 
     name: str
     version: str
-    odds: Callable[[np.ndarray], np.ndarray]
-    """Log-odds of success, [N, T], of f32[N, T, features]: from the first 1 … T timesteps."""
+    odds: Callable[[np.ndarray], float]
+    """Log-odds of success, of the first T timesteps, f32[T, features]."""
 
     def score(self, item: Item) -> Judgement:
         """Judge the beginning of an episode."""
         if not isinstance(item, Trajectory):
             return judgement(self, None, "it judges episodes only")
-        odds = self.odds(item.steps[None])[0, -1]
-        return judgement(self, float(1 / (1 + np.exp(-odds))), _WHY)
+        return judgement(self, float(1 / (1 + np.exp(-self.odds(item.steps)))), _WHY)
 
 
 def summed_up(steps: np.ndarray) -> np.ndarray:
-    """f64[N, T, 3 × features] of f32[N, T, features]: last, mean and change since the first."""
-    counts = np.arange(1, steps.shape[1] + 1)[:, None]
-    mean = np.cumsum(steps, axis=1, dtype=float) / counts
-    return np.concatenate([steps, mean, steps - steps[:, :1]], axis=-1)
+    """f64[3 × features] of f32[T, features]: last, mean and change since the first."""
+    return np.concatenate([steps[-1], steps.mean(axis=0, dtype=float), steps[-1] - steps[0]])
 
 
 def fit_logistic(items: Sequence[Trajectory], labels: np.ndarray) -> LearnedJudge:
@@ -60,7 +57,7 @@ def fit_logistic(items: Sequence[Trajectory], labels: np.ndarray) -> LearnedJudg
 
     bool[N] of the items have succeeded.
     """
-    features = np.stack([summed_up(item.steps[None])[0, -1] for item in items])
+    features = np.stack([summed_up(item.steps) for item in items])
     mean, scale = features.mean(axis=0), np.maximum(features.std(axis=0), 1e-6)
     inputs, signs = (features - mean) / scale, np.where(labels, 1.0, -1.0)
 
@@ -73,8 +70,8 @@ def fit_logistic(items: Sequence[Trajectory], labels: np.ndarray) -> LearnedJudg
 
     best = minimize(loss, np.zeros(inputs.shape[1] + 1), jac=True, method="L-BFGS-B").x
 
-    def odds(steps: np.ndarray) -> np.ndarray:
-        return (summed_up(steps) - mean) / scale @ best[:-1] + best[-1]
+    def odds(steps: np.ndarray) -> float:
+        return float((summed_up(steps) - mean) / scale @ best[:-1] + best[-1])
 
     digest = hashlib.sha256(best.tobytes()).hexdigest()[:16]
     return LearnedJudge(name="logistic", version=digest, odds=odds)
@@ -115,23 +112,22 @@ def fit_transformer(items: Sequence[Trajectory], labels: np.ndarray, *, seed: in
         steps[row, : len(item.steps)] = item.steps
     every = np.concatenate([item.steps for item in items])
     mean, scale = every.mean(axis=0), np.maximum(every.std(axis=0), 1e-3)
-    offsets = base.odds(steps).astype(np.float32)
+    offsets = np.array([base.odds(item.steps) for item in items], np.float32)
     data = _Rows((steps - mean) / scale, offsets, last, labels.astype(np.float32))
     params = _trained(data.take(rest), data.take(held), seed=seed)
     digest = hashlib.sha256(b"".join(np.asarray(x).tobytes() for x in jax.tree.leaves(params)))
 
-    def odds(steps: np.ndarray) -> np.ndarray:
-        count, seen, features = steps.shape
+    def odds(steps: np.ndarray) -> float:
         # Of one length for all: programs are compiled once; the mask is causal.
-        inputs = np.zeros((count, RECORDED, features), np.float32)
-        inputs[:, :seen] = (steps - mean) / scale
-        return base.odds(steps) + np.asarray(_odds_added(params, inputs))[:, :seen]
+        inputs = np.zeros((1, RECORDED, steps.shape[1]), np.float32)
+        inputs[0, : len(steps)] = (steps - mean) / scale
+        return base.odds(steps) + float(_odds_added(params, inputs)[0, len(steps) - 1])
 
     return LearnedJudge(name="transformer", version=digest.hexdigest()[:16], odds=odds)
 
 
 class _Rows(NamedTuple):
-    """Items as arrays: inputs [N, T, F], log-odds [N, T], last timestep [N], outcome [N]."""
+    """Items as arrays: inputs [N, T, F], log-odds, last timestep and outcome [N]."""
 
     steps: Any
     offsets: Any
@@ -166,8 +162,8 @@ _OPTIMIZER = optax.adamw(_LR, weight_decay=_DECAY)
 @jax.jit
 def _loss(params: Any, data: _Rows) -> jax.Array:
     """The mean negative log-likelihood of the outcomes, at the items' last timesteps."""
-    odds = data.offsets + EpisodeTransformer().apply(params, data.steps)
-    odds = jnp.take_along_axis(odds, data.last[:, None], axis=1)[:, 0]
+    added: Any = EpisodeTransformer().apply(params, data.steps)
+    odds = data.offsets + jnp.take_along_axis(added, data.last[:, None], axis=1)[:, 0]
     return optax.sigmoid_binary_cross_entropy(odds, data.outcome).mean()
 
 

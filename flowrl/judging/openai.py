@@ -3,7 +3,9 @@
 Nothing is sent unless an endpoint was given by name, and redirects are not followed. The key comes
 from the environment alone. What the endpoint answers is read without trust: prose, a refusal, or a
 number outside [0, 1] is an abstention. An item is data in the prompt, between two markers that its
-author cannot know.
+author cannot know. A client's own time limit is for each read, so an endpoint that drips a byte now
+and then holds it for ever; here a call ends at its deadline, and an answer is plain bytes of
+bounded size.
 """
 
 from __future__ import annotations
@@ -13,13 +15,18 @@ import json
 import os
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
+from multiprocessing import TimeoutError as PoolTimeoutError
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+import httpx
 import openai
 
 from flowrl import storage
@@ -34,7 +41,6 @@ from flowrl.judging.judge import (
     describe,
     judgement,
 )
-from flowrl.llm.client import PLAIN, DeadlineError, bound, within
 from flowrl.paths import printable
 from flowrl.redaction import redacted, secrets_of
 from flowrl.storage import records
@@ -43,6 +49,8 @@ KEY = "OPENAI_API_KEY"
 RETRIES, TIMEOUT_SECONDS = 4, 60.0
 WHY_LIMIT = 300
 USED_UP = "the judge's budget is used up; raise --judge_budget"
+MOST_BYTES = 2**20  # of an answer
+_PLAIN = {"accept-encoding": "identity"}  # a header: a small answer could unpack to gigabytes
 _QUOTED = 60  # characters of an answer
 _MALFORMED = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 _ASKED_OF_TEXT = (
@@ -65,6 +73,7 @@ _SCHEMA = {
     "required": ["score", "why"],
     "additionalProperties": False,
 }
+Result = TypeVar("Result")
 
 
 class EndpointJudge(ABC):
@@ -158,7 +167,7 @@ class OpenAIJudge(EndpointJudge):
             timeout=TIMEOUT_SECONDS,
             http_client=openai.DefaultHttpxClient(
                 follow_redirects=False,
-                headers=PLAIN,
+                headers=_PLAIN,
                 event_hooks={
                     "request": [lambda _: self.budget.spend(calls=1)],
                     "response": [lambda response: bound(response, self._faults)],
@@ -217,14 +226,13 @@ def read_answer(body: str) -> tuple[float | None, str, int | None]:
     """
     score, why, tokens = None, "the answer is not JSON with a score from 0 to 1", None
     with suppress(*_MALFORMED):
-        content = json.loads(body)["choices"][0]["message"]["content"]
-        why += f": {' '.join(content.split())[:_QUOTED]!r}"
-    with suppress(*_MALFORMED):
         used = json.loads(body)["usage"]["total_tokens"]
         tokens = used if type(used) is int and 0 <= used < 2**31 else None
     with suppress(*_MALFORMED):
         choice = json.loads(body)["choices"][0]
-        said = json.loads(choice["message"]["content"])
+        content = choice["message"]["content"]
+        why += f": {' '.join(content.split())[:_QUOTED]!r}"
+        said = json.loads(content)
         value, reason = said["score"], said["why"]
         whole = choice.get("finish_reason") != "length"
         if whole and type(value) in (int, float) and 0 <= value <= 1:
@@ -244,3 +252,56 @@ def _reason_of(error: Exception, status: int | None, *, late: bool) -> str:
         return f"answers {status}; correct --base_url or --model, or try later"
     cause = printable(" ".join(str(error.__cause__ or error).split()))[:WHY_LIMIT]
     return f"cannot be reached: {cause}; correct --base_url, or try later"
+
+
+class DeadlineError(Exception):
+    """A call took longer than it may."""
+
+
+def within(seconds: float, call: Callable[[], Result]) -> Result:
+    """Return the result of a call, or raise what it raises, within so many seconds.
+
+    Raises DeadlineError if it takes longer; it goes on in a thread that nobody waits for.
+    """
+    pool = ThreadPool(1)
+    try:
+        return pool.apply_async(copy_context().run, (call,)).get(max(seconds, 0.0))
+    except PoolTimeoutError as error:
+        raise DeadlineError from error
+    finally:
+        pool.close()
+
+
+def bound(response: httpx.Response, faults: list[str]) -> None:
+    """Limit the answer's size; a hook of a client's responses. Refuses packed answers.
+
+    What is wrong with an answer is added to `faults`: a client may ask again until its deadline.
+    """
+    packed = response.headers.get("content-encoding", "identity").casefold()
+    if packed not in ("", "identity"):
+        faults.append(f"answers in a packed form ({printable(packed)[:_QUOTED]})")
+        raise httpx.DecodingError(faults[-1], request=response.request)
+    if response.is_error:
+        faults.append(f"answers {response.status_code}")
+    assert isinstance(response.stream, httpx.SyncByteStream)  # of a client that is not async
+    response.stream = _BoundedStream(response.stream, faults)
+
+
+class _BoundedStream(httpx.SyncByteStream):
+    """A stream that ends with an error after MOST_BYTES."""
+
+    def __init__(self, stream: httpx.SyncByteStream, faults: list[str]) -> None:
+        self._stream, self._faults = stream, faults
+
+    def __iter__(self) -> Iterator[bytes]:
+        left = MOST_BYTES
+        for chunk in self._stream:
+            left -= len(chunk)
+            if left < 0:
+                self._faults.append(f"answers with more than {MOST_BYTES:,} bytes")
+                raise httpx.ReadError(self._faults[-1])
+            yield chunk
+
+    def close(self) -> None:
+        """Close the connection's stream."""
+        self._stream.close()

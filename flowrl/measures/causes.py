@@ -1,4 +1,4 @@
-"""Ends of episodes and their causes; pure, from the counts that a run or an evaluation has.
+"""Success and ends of episodes and their causes, from the counts of a run or an evaluation.
 
 A step's own success is the share of its ended attempts that are done. It is compared with that of
 the run in which its expert was trained, because plans bring experts into other situations.
@@ -7,13 +7,51 @@ the run in which its expert was trained, because plans bring experts into other 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
+from flowrl import runs
+from flowrl.errors import FileRefusedError
+from flowrl.paths import GraphPaths, RunPaths
 from flowrl.runs import PlannedStep, StepEnds
 
 _WORSE = 0.1  # of success, below that of an expert's own run
 _LEAST_LOST = 0.1  # of the attempts that have what later steps need
 _TIME = "time limit"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRate:
+    """The success rate of a step of the plan, with its 95 % Wilson interval."""
+
+    skill: str
+    count: int
+    expert: int
+    successes: int
+    success_rate: float
+    low: float
+    high: float
+    ends: StepEnds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationReport:
+    """The success of the merged experts at a plan."""
+
+    graph: str
+    generation: int
+    skill: str
+    episodes: int
+    mean_episode_length: float
+    mean_episode_return: float
+    deaths: float  # share of the episodes that ended by neither success nor a time limit
+    clipped_rewards: int
+    steps: tuple[StepRate, ...]
+
+    @property
+    def success_rate(self) -> float:
+        """The share of episodes that completed the whole plan."""
+        return self.steps[-1].success_rate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +141,29 @@ def explain(
         lost_needs=needs,
         remedy=_remedy(plan, losses, needs, bound=bound),
     )
+
+
+def explanation_of(graph_paths: GraphPaths, skill: str, expert: int | None) -> Explanation | None:
+    """Explain a skill's merged run; None without one that has counts.
+
+    FileRefusedError: its files are damaged.
+    """
+    if expert is None or not graph_paths.archive(expert, skill).result_json.exists():
+        return None
+    run, ends = _read(graph_paths.archive(expert, skill))
+    if not ends:
+        return None
+    own: dict[str, float] = {}
+    for step in run.plan[:-1]:
+        with suppress(FileRefusedError):
+            _, of_own = _read(graph_paths.archive(step.expert, step.skill))
+            if of_own and (success := success_of(of_own[-1])) is not None:
+                own[step.skill] = success
+    return explain(run.plan, ends, own=own, bound=bool(run.config.get("keep_needs")))
+
+
+def _read(archive: RunPaths) -> tuple[runs.TrainingRun, tuple[StepEnds, ...]]:
+    return runs.read_run(archive), runs.read_result(archive).step_ends
 
 
 def success_of(end: StepEnds) -> float | None:

@@ -82,12 +82,6 @@ class LearnerConfig(Configuration):
             least = f"choose {self.batch_size} or more"
             yield f"--capacity {self.capacity} is below --batch_size {self.batch_size}; {least}"
 
-    def problems_with(self, agents: int) -> Iterator[str]:
-        """Check whether the numbers that differ between agents are as many as the agents."""
-        for name in PER_AGENT:
-            if (given := len(getattr(self, name))) not in {1, agents}:
-                yield f"--{name} has {given} numbers for --agents {agents}; give 1 or {agents}"
-
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateAgents:
@@ -152,7 +146,10 @@ class IndependentConfig(Configuration):
     """Make all calls in one thread, and log each with its thread and epoch."""
 
     def problems(self) -> Iterator[str]:
-        """Check whether every agent has its numbers."""
-        yield from self.learner.problems_with(self.agents)
+        """Check whether the numbers that differ between agents are as many as the agents."""
+        agents = self.agents
+        for name in PER_AGENT:
+            if (given := len(getattr(self.learner, name))) not in {1, agents}:
+                yield f"--{name} has {given} numbers for --agents {agents}; give 1 or {agents}"
         if self.run_folder.exists() and not self.run_folder.is_dir():
             yield f"--run_folder {self.run_folder} is a file; name a folder"

@@ -1,18 +1,22 @@
-"""Two tiny worlds whose best play is known, to see whether agents learn."""
+"""Worlds of flowrl: two tiny ones whose best play is known, and games, one for each agent."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from flowrl.games.base import find_game
 from flowrl.multiagent.world import Sizes
 
 TURNS = 8  # of an episode in which signs are matched
 CELLS = 7  # of the row in which agents look for the apple
 SCALE = 8  # of distances; a power of two, by which every program divides alike
 LIMIT = 2 * CELLS  # turns after which an apple rots
+POOL = 16  # worlds in which games begin: generating one takes as long as hundreds of turns
+POOL_SEED = 0
 
 
 class Signs(NamedTuple):
@@ -131,3 +135,39 @@ def _walked(state: Orchard, actions: jax.Array, walks: jax.Array) -> tuple[Orcha
     cell = jnp.where(walks, jnp.clip(aim, 0, CELLS - 1), state.cell)
     eats = walks & (cell == state.apple)
     return Orchard(cell, jnp.where(eats.any(), -1, state.apple), state.turn), eats
+
+
+class GameWorld:
+    """Agents that never meet: each plays a game of its own for the game's reward.
+
+    An agent that has died or won begins again in one of POOL worlds, drawn at random; they are the
+    same in every run. There is no other end of an episode.
+    """
+
+    def __init__(self, name: str, agents: int) -> None:
+        self.name = name
+        game = find_game(name)
+        self._engine, self._agents = game.make(), agents
+        self.sizes = Sizes((game.observation_size,) * agents, (game.num_actions,) * agents)
+        keys = jax.random.split(jax.random.key(POOL_SEED), POOL)
+        self._pool = jax.jit(jax.vmap(self._engine.reset))(keys)
+
+    def reset(self, key: jax.Array) -> Any:
+        """A game of each agent, leaves `[A, …]`."""
+        drawn = jax.random.randint(key, (self._agents,), 0, POOL)
+        return jax.tree.map(lambda leaf: leaf[drawn], self._pool)
+
+    def observe(self, state: Any) -> jax.Array:
+        """f32 `[A, O]`."""
+        return jax.vmap(self._engine.observe)(state)
+
+    def step(
+        self, state: Any, actions: jax.Array, key: jax.Array
+    ) -> tuple[Any, jax.Array, jax.Array]:
+        """All agents act, `actions` int32 `[A]`; done is bool `[A]`."""
+        step_key, reset_key = jax.random.split(key)
+        keys = jax.random.split(step_key, self._agents)
+        after, reward = jax.vmap(self._engine.step)(keys, state, actions)
+        done = jax.vmap(self._engine.is_over)(after)
+        pick = jax.vmap(lambda done, new, old: jax.tree.map(partial(jnp.where, done), new, old))
+        return pick(done, self.reset(reset_key), after), jnp.float32(reward), done

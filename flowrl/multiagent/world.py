@@ -21,7 +21,7 @@ _OWN = {
     "match_the_sign": "flowrl.multiagent.own_worlds:MatchTheSign",
     "only_apple": "flowrl.multiagent.own_worlds:OnlyApple",
 }
-_CRAFTAX = "flowrl.multiagent.craftax_world:GameWorld"
+_GAME = "flowrl.multiagent.own_worlds:GameWorld"
 _JAXMARL = "flowrl.multiagent.jaxmarl_world:JaxMARLWorld"
 # JaxMARL's worlds that need nothing else, with discrete actions; test_jaxmarl_world.py opens each.
 JAXMARL_WORLDS = (
@@ -123,7 +123,7 @@ def module_file(name: str) -> Path | None:
 
 def _opener(name: str) -> Callable[[str, int], World]:
     """The class of a world; raises ConfigError."""
-    known, missing = _OWN | dict.fromkeys(game_names(), _CRAFTAX), ""
+    known, missing = _OWN | dict.fromkeys(game_names(), _GAME), ""
     if importlib.util.find_spec("jaxmarl"):
         known |= dict.fromkeys(JAXMARL_WORLDS, _JAXMARL)
     else:

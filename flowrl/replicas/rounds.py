@@ -27,6 +27,7 @@ from safetensors.numpy import load, save
 
 from flowrl import storage
 from flowrl.averaging.rules import OuterStep, Rule, average
+from flowrl.averaging.state import from_row, to_row
 from flowrl.errors import FileRefusedError
 from flowrl.runs import Rates
 from flowrl.storage import records
@@ -120,15 +121,11 @@ class Rounds:
         record = replace(record, digest=hashlib.sha256(content).hexdigest())
         storage.write_atomic(folder / _MEAN, content)
         records.write(folder / _RECORD, record)
-        self.collect(record)
-        return record
-
-    def collect(self, newest: Round) -> None:
-        """Remove the rounds that no later one needs, and what a kill left half removed."""
         storage.remove_leftovers(self.folder)
         for number in self._numbers():
-            if number <= newest.number - _KEPT and number != newest.best:
+            if number <= record.number - _KEPT and number != record.best:
                 storage.remove_tree(self.folder / str(number))
+        return record
 
     def offer(self, number: int, offer: Offer, arrays: Arrays, state: Arrays) -> None:
         """Offer arrays for a round; an offer that is there already stays as it is."""
@@ -232,11 +229,14 @@ def fold(
         acted = {k: offer.acted[expert] for k, (offer, _) in offers.items() if offer.acted[expert]}
         if not acted:
             continue
-        rows = np.stack([_row(offers[k][1], floats, expert) for k in acted])
+        trees = [{name: offers[k][1][name][expert, ...] for name in floats} for k in acted]
+        rows = np.stack([to_row(tree, trees[0]) for tree in trees])
         few = "krum" in rule.name and len(rows) < 2 * rule.faulty + 3
         used = Rule(name="geometric_median") if few else rule
         weights = None if "krum" in used.name else np.array([*acted.values()], float)
-        _put_row(folded, floats, expert, average(used, rows, weights))
+        learned_mean: Any = from_row(average(used, rows, weights), trees[0])
+        for name in floats:
+            folded[name][expert] = learned_mean[name]
         for name in stepped:
             fast = folded.setdefault(_VELOCITY + name, np.zeros(before[name].shape))
             old, mean = before[name][expert].astype(float), folded[name][expert].astype(float)
@@ -251,18 +251,6 @@ def _learned(arrays: Arrays) -> Arrays:
 
 def _forms(arrays: Arrays) -> dict[str, Any]:
     return {name: (leaf.shape, leaf.dtype) for name, leaf in arrays.items()}
-
-
-def _row(arrays: Arrays, names: Sequence[str], expert: int) -> np.ndarray:
-    return np.concatenate([arrays[name][expert].ravel().astype(np.float64) for name in names])
-
-
-def _put_row(arrays: Arrays, names: Sequence[str], expert: int, row: np.ndarray) -> None:
-    first = 0
-    for name in names:
-        leaf = arrays[name]
-        leaf[expert] = row[first : first + leaf[expert].size].reshape(leaf[expert].shape)
-        first += leaf[expert].size
 
 
 def _read(path: Path, sha256: str | None = None, limit_bytes: int = 2**33) -> dict[str, np.ndarray]:

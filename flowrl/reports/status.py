@@ -27,6 +27,7 @@ from flowrl.errors import FileRefusedError, FlowrlError, GraphError, closest
 from flowrl.experts.store import ExpertStore
 from flowrl.launchers import process
 from flowrl.launchers.run_status import lock_held, read_exit
+from flowrl.measures.causes import explanation_of
 from flowrl.parallel.events import StopMode
 from flowrl.parallel.health import daemon_of, disk_shortage
 from flowrl.parallel.state import SchedulerState, StateFile
@@ -48,7 +49,6 @@ from flowrl.parallel.status import (
 )
 from flowrl.paths import GraphPaths, RunPaths, SweepPaths, printable, slug
 from flowrl.redaction import cleaned
-from flowrl.reports.why import explanation_of
 from flowrl.skills.skill import load_library
 from flowrl.storage import records
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
+from flowrl import notices
 from flowrl.arguments import GraphCommand
 from flowrl.config import BottomUpConfig
 from flowrl.errors import EXIT_RESUMABLE, ConfigError
 from flowrl.launchers import sandbox
+from flowrl.parallel.health import daemon_of
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.skill_sources import Library, SkillSources, check_graph_record, open_graph
 from flowrl.parallel.start import check_machine, device_slots, open_scheduler, refuse_shared_folder
@@ -30,7 +33,6 @@ from flowrl.tuning.outcome import (
     read_outcome,
     success_in_fresh_worlds,
 )
-from flowrl.tuning.report import progress_line, publish, show
 from flowrl.tuning.start import (
     SweepConfig,
     begun,
@@ -39,7 +41,18 @@ from flowrl.tuning.start import (
     training_config,
 )
 from flowrl.tuning.sweep import Sweeper, TrialBackend, create_sweep
-from flowrl.tuning.trials import Sweep, next_trial, open_sweep, prolong, read_trials
+from flowrl.tuning.trials import (
+    BegunTrial,
+    Sweep,
+    confirming,
+    has_ended,
+    next_trial,
+    open_sweep,
+    prolong,
+    rank,
+    read_trials,
+    searched,
+)
 
 
 def run_sweep(config: SweepConfig) -> int:
@@ -100,7 +113,7 @@ def _run_trials(
     if said := sweep.beside_budget:
         sys.stdout.write(f"{said}\n")
     deadline = time.monotonic() + (config.timeout or math.inf) * 3600.0
-    report = partial(publish, sweep)
+    report = partial(_publish, sweep)
     trials: dict[str, Any] = {"graph": graph, "config": training, "confinement": confinement}
     if config.engine == "ray":
         from flowrl.tuning import ray_tune  # optional
@@ -140,7 +153,7 @@ def _conclude(
     """
     tried, _ = read_trials(sweep)
     if any(each.outcome is None for each in tried) or next_trial(sweep, tried, number=0):
-        sys.stdout.write(f"{progress_line(sweep, tried)}; the same command goes on\n")
+        sys.stdout.write(f"{_progress_line(sweep, tried)}; the same command goes on\n")
         return EXIT_RESUMABLE
     outcome, said = read_outcome(sweep), []
     if outcome is None and sweep.search.confirm:
@@ -148,7 +161,7 @@ def _conclude(
         outcome = decide(sweep, tried, success)
         said.append(apply_winner(graph_paths, sweep, outcome))
         records.write(sweep.sweep_paths.outcome_json, outcome)
-    publish(sweep)
+    _publish(sweep)
     if outcome and keep_in:
         said.append(keep_winner(graph_paths, sweep, outcome, config=training, skills=keep_in))
     sys.stdout.write("\n".join([show(sweep), *said, ""]))
@@ -229,3 +242,50 @@ class SweepForgetCommand(OneSweepCommand):
 def _paths(graph_paths: GraphPaths, name: str | None, skill: str | None) -> SweepPaths:
     """The folder of a sweep by its name, or by that of its skill."""
     return SweepPaths(graph_paths.sweeps / (name or slug(skill or "")))
+
+
+def show(sweep: Sweep) -> str:
+    """Return how far a sweep is, with a line for each trial, the best first."""
+    tried, left_out = read_trials(sweep)
+    lines = [_progress_line(sweep, tried)]
+    if not has_ended(sweep, tried) and daemon_of(sweep.sweep_paths.daemon_lock) is None:
+        root = sweep.sweep_paths.root
+        again = GraphPaths(root.parents[1]).command("sweep", "--name", root.name)
+        lines.append(f"  no sweeper lives; {again} goes on")
+    scored = sorted((each for each in tried if each.score is not None), key=rank)
+    others = [each for each in tried if each.score is None]
+    for each in sorted((*scored, *others), key=lambda each: each.trial.confirms):
+        kind, said = "confirms" if each.trial.confirms else "searches", "running"
+        if each.outcome:
+            cut = f", cut at {each.outcome.cut_at:,}" if each.outcome.cut_at else ""
+            said = each.outcome.why or f"{each.score:.3f} in {each.outcome.frames:,} frames{cut}"
+        lines.append(f"  t{each.trial.number} {kind} ({each.trial.described}): {said}")
+    return "\n".join([*lines, *(f"  left out: {why}" for why in left_out)])
+
+
+def _publish(sweep: Sweep) -> None:
+    """Let `flowrl status` of the graph say how far the sweep is."""
+    notices.publish(sweep.sweep_paths, notices.SWEEP, _progress_line(sweep, read_trials(sweep)[0]))
+
+
+def _progress_line(sweep: Sweep, tried: Sequence[BegunTrial]) -> str:
+    """Return how far a sweep is, in a line."""
+    begun, again, outcome = searched(tried), confirming(tried), read_outcome(sweep)
+    best = min((each for each in begun if each.score is not None), key=rank, default=None)
+    stage = "ended" if has_ended(sweep, tried) else "confirming" if again else "searching"
+    most = sweep.most_trials if stage == "searching" else len(begun)
+    unbounded = stage == "searching" and sweep.search.budget and not sweep.search.trials
+    parts = [
+        f"{stage}, {_ended(begun)}{'' if unbounded else f' of {most}'} trials have ended",
+        f"{_ended(again)} of {len(again)} confirming ones" if again else "",
+        f"{sweep.budget_left(begun):.0%} of the budget is left" if stage == "searching" else "",
+        f"best {best.score:.3f} by trial {best.trial.number} ({best.trial.described})"
+        if best
+        else "",
+        outcome.described if outcome and sweep.search.confirm else "",
+    ]
+    return f"{sweep.record.skill}: {', '.join(filter(None, parts))}"
+
+
+def _ended(tried: Sequence[BegunTrial]) -> int:
+    return sum(each.outcome is not None for each in tried)

@@ -137,7 +137,7 @@ def success_in_fresh_worlds(
     if not played:
         return {}
     root = sweep.sweep_paths.root.absolute()
-    order = EvaluateTrials(sweep=root, numbers=tuple(played), seed=_FRESH_SEED)
+    order = EvaluateTrials(sweep=root, numbers=tuple(played))
     printed = confined_run(order, GraphPaths(root), runs[played[0]], how=how)
     try:
         counts = records.from_json(_COUNTS, json.loads(printed.rpartition(b"\n")[2]))
@@ -152,7 +152,6 @@ class EvaluateTrials:
 
     sweep: Path
     numbers: tuple[Natural, ...]
-    seed: int
 
     def work(self) -> int:
         """Play in this process."""
@@ -160,7 +159,7 @@ class EvaluateTrials:
 
         sweep = open_sweep(SweepPaths(self.sweep))
         places = [sweep.run(number) for number in self.numbers]
-        reports = evaluate_runs(places, episodes=_EPISODES, seed=self.seed)
+        reports = evaluate_runs(places, episodes=_EPISODES, seed=_FRESH_SEED)
         sys.stdout.write("\n" + json.dumps([report.steps[-1].successes for report in reports]))
         return 0
 

@@ -21,7 +21,7 @@ from flowrl.experts import manifest as manifests
 from flowrl.experts.manifest import Manifest
 from flowrl.experts.store import ExpertStore
 from flowrl.launchers.base import Job
-from flowrl.measures.objectives import read_curve
+from flowrl.measures.objectives import Curve, read_curve
 from flowrl.parallel.events import NewSkill, RunRequest
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.state import StateFile
@@ -37,7 +37,7 @@ from flowrl.paths import GraphPaths, RunPaths, SweepPaths
 from flowrl.runs import TrainingRun, read_result, read_run, write_run
 from flowrl.skills.graph import SkillGraph
 from flowrl.storage import records
-from flowrl.tuning.pruning import Rungs, ScoreCurve, scores_so_far, should_prune
+from flowrl.tuning.pruning import RungScores, scores_at, should_prune
 from flowrl.tuning.trials import (
     FAILED,
     JUDGED,
@@ -56,7 +56,7 @@ from flowrl.tuning.trials import (
 )
 
 logger = logging.getLogger(__name__)
-_LEAST_RUNG = 9  # trials are compared for the first time after this part of their frames
+_RUNGS = (9, 3)  # trials are compared after these parts of their frames
 
 
 def create_sweep(sweep: Sweep, graph_paths: GraphPaths, plan: SkillGraph) -> None:
@@ -199,7 +199,7 @@ class Sweeper:
         self._scheduler = scheduler
         self._deadline = deadline
         self._report = report
-        self._curves: dict[int, ScoreCurve] = {}  # of trials that have ended
+        self._curves: dict[int, Curve] = {}  # of trials that have ended
 
     def begin(self) -> None:
         """Take up what an earlier start of the sweep has left."""
@@ -230,42 +230,45 @@ class Sweeper:
 
     def _prune(self) -> None:
         """Let trials that are far behind end with what they have."""
-        running = [
+        running = {
             each.expert
             for each in self._scheduler.state.entries.values()
             if isinstance(each.status, Running) and not each.status.stop_reason
-        ]
+        }
         if self.sweep.search.pruner == "none" or not running:
             return
-        horizon = self.sweep.horizon
-        tried, _ = read_trials(self.sweep)
-        curves = {each.trial.number: self._curve(each) for each in searched(tried)}
-        rungs = Rungs(least=horizon / _LEAST_RUNG, most=horizon)
-        for number in curves.keys() & set(running):
-            if should_prune(number, curves, rungs):
-                judged = CutRecord(frames=int(curves[number][-1][0]))
+        rungs = [self.sweep.horizon / part for part in _RUNGS]
+        curves: dict[int, Curve] = {}
+        scores: dict[int, RungScores] = {}
+        for each in searched(read_trials(self.sweep)[0]):
+            number, ended = each.trial.number, each.outcome
+            by_itself = ended is not None and ended.stopped != "pruned" and not ended.why
+            curves[number] = self._curve(each)
+            scores[number] = scores_at(rungs, curves[number], self._score, ended=by_itself)
+        for number in scores.keys() & running:
+            if should_prune(number, scores):
+                judged = CutRecord(frames=curves[number][-1].frames)
                 records.write(self.sweep.run(number).folder / JUDGED, judged)
                 self._scheduler.prune(self.sweep.skill_of(number))
 
-    def _curve(self, each: BegunTrial) -> ScoreCurve:
-        """The score by frames; that of a trial that ended by itself counts on to the horizon."""
+    def _score(self, curve: Curve) -> float:
+        return self.sweep.score(curve, curve[-1].success)
+
+    def _curve(self, each: BegunTrial) -> Curve:
+        """The curve of a trial, up to where it was cut."""
         number, ended = each.trial.number, each.outcome
         if ended is None:
             self._curves.pop(number, None)
         elif number in self._curves:
             return self._curves[number]
         try:
-            points = read_curve(self.sweep.run(number).metrics)
+            curve: Curve = read_curve(self.sweep.run(number).metrics)
         except FileRefusedError as error:  # its trainer has written something else
             if is_transient(error):
                 raise
-            points = ()
-        score, horizon = self.sweep.score, self.sweep.horizon
+            curve = ()
         if (cut_at := judged_at(self.sweep, number)) and (not ended or ended.cut_at):
-            points = tuple(point for point in points if point.frames <= cut_at)
-        curve = [*scores_so_far(points, lambda c: score(c, c[-1].success), most_frames=horizon)]
-        if ended and curve and ended.stopped != "pruned" and not ended.why:
-            curve.append((float(max(horizon, ended.frames)), curve[-1][1]))
+            curve = [point for point in curve if point.frames <= cut_at]
         if ended:
             self._curves[number] = curve
         return curve

@@ -10,6 +10,7 @@ and `peak`, whose success is highest in round 2. Replica 0 writes down every rou
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -35,37 +36,30 @@ from flowrl.storage import records
 SHAPES = {"params/kernel": (3, 40, 8), "opt_state/mu": (3, 40, 8)}
 
 
-class Forked:
-    """A forked child, as `subprocess.Popen` shows one."""
+class Forked(multiprocessing.get_context("fork").Process):
+    """A forked child with the verbs of `subprocess.Popen`."""
 
     def __init__(self, work: Callable[[], int]) -> None:
-        parent = os.getpid()
-        self.pid, self._code = os.fork(), None
-        if not self.pid:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            die_with_parent(parent)
-            os._exit(console.guarded(work))
+        super().__init__(target=begin, args=(os.getpid(), work))
+        self.start()
 
     def poll(self) -> int | None:
         """Its exit code, or the signal that ended it below 0; None while it lives."""
-        return self._wait(os.WNOHANG)
+        return self.exitcode
 
-    def wait(self, timeout: float | None = None) -> int | None:
-        """As `poll`, when it has ended; `timeout` is 0 or none."""
-        if (code := self._wait(0 if timeout is None else os.WNOHANG)) is None:
-            raise subprocess.TimeoutExpired("replica", 0)
-        return code
+    def wait(self, timeout: float | None = None) -> int:
+        """As `poll`, when it has ended."""
+        self.join(timeout)
+        if self.exitcode is None:
+            raise subprocess.TimeoutExpired("replica", timeout or 0)
+        return self.exitcode
 
-    def _wait(self, options: int) -> int | None:
-        if self._code is None:
-            pid, status = os.waitpid(self.pid, options)
-            self._code = os.waitstatus_to_exitcode(status) if pid else None
-        return self._code
 
-    def kill(self) -> None:
-        """End it."""
-        if self._code is None:
-            os.kill(self.pid, signal.SIGKILL)
+def begin(parent: int, work: Callable[[], int]) -> None:
+    """Work in a forked child, and end with its exit code."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    die_with_parent(parent)
+    sys.exit(console.guarded(work))
 
 
 def first_mean() -> dict[str, np.ndarray]:

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 
 import numpy as np
 import pytest
 
-from flowrl.averaging.coordinator import LocalSyncCoordinator, stale_weight
+from flowrl.averaging.coordinator import LocalSyncCoordinator
 from flowrl.averaging.rules import OuterStep, Rule
 from flowrl.averaging.state import SyncMessage
 from flowrl.errors import ConfigError, TrainingError
 
 AGENTS = ["a", "b", "c"]
+
+
+def in_a_loop(test):
+    """Run an async test in an event loop of its own."""
+
+    @functools.wraps(test)
+    def run(*args, **kwargs):
+        asyncio.run(test(*args, **kwargs))
+
+    return run
 
 
 def joined(agents=AGENTS, **settings) -> LocalSyncCoordinator:
@@ -22,14 +33,18 @@ def joined(agents=AGENTS, **settings) -> LocalSyncCoordinator:
     return coordinator
 
 
-def message(source="a", targets=(), number=0, kind="loss"):
+def message(source="a", targets=(), number=0):
     return SyncMessage(
-        source_id=source, target_ids=targets, message_type=kind, payload={}, round=number
+        source_id=source, target_ids=targets, message_type="loss", payload={}, round=number
     )
 
 
-def sources(messages):
-    return [each.source_id for each in messages]
+async def begun(*calls):
+    """Tasks of calls that wait for something."""
+    tasks = [asyncio.create_task(call) for call in calls]
+    await asyncio.sleep(0.01)
+    assert not any(task.done() for task in tasks)
+    return tasks
 
 
 async def rounds(coordinator, trees, number=0, weights=None):
@@ -39,149 +54,122 @@ async def rounds(coordinator, trees, number=0, weights=None):
     return dict(zip(trees, await asyncio.gather(*offers), strict=True))
 
 
-def refused(coordinator, trees, **more):
+async def refused(coordinator, trees, **more):
     """What each agent's offer raises."""
-
-    async def offer():
-        offers = [coordinator.mean(a, 0, tree, **more) for a, tree in trees.items()]
-        return await asyncio.wait_for(asyncio.gather(*offers, return_exceptions=True), 5)
-
-    return asyncio.run(offer())
+    offers = [coordinator.mean(a, 0, tree, **more) for a, tree in trees.items()]
+    return await asyncio.wait_for(asyncio.gather(*offers, return_exceptions=True), 5)
 
 
-def test_a_broadcast_reaches_all_but_its_source():
-    async def exchange():
-        coordinator = joined()
-        assert await coordinator.broadcast(message("a")) == {"b": True, "c": True}
-        return [await coordinator.gather(agent, 0.01) for agent in AGENTS]
-
-    assert [*map(sources, asyncio.run(exchange()))] == [[], ["a"], ["a"]]
-
-
-def test_a_message_reaches_its_targets_alone():
-    async def exchange():
-        coordinator = joined()
-        assert await coordinator.send(message("a", ("c",)))
-        assert not await coordinator.send(message("a", ("c", "nobody")))
-        return [await coordinator.gather(agent, 0.01) for agent in AGENTS]
-
-    assert [*map(sources, asyncio.run(exchange()))] == [[], [], ["a", "a"]]
+@in_a_loop
+async def test_a_broadcast_reaches_all_but_its_source_and_a_message_its_targets_alone():
+    coordinator = joined()
+    assert await coordinator.broadcast(message("a")) == {"b": True, "c": True}
+    assert await coordinator.send(message("b", ("c",)))
+    assert not await coordinator.send(message("b", ("c", "nobody")))
+    found = [await coordinator.gather(agent, 0.01) for agent in AGENTS]
+    assert [[each.source_id for each in some] for some in found] == [[], ["a"], ["a", "b", "b"]]
 
 
-def test_messages_come_by_round_and_source_each_once():
-    async def exchange():
-        coordinator = joined()
-        for source, number in [("c", 1), ("b", 2), ("b", 1), ("c", 0)]:
-            await coordinator.send(message(source, ("a",), number))
-        found = await coordinator.gather("a", 1)
-        assert await coordinator.gather("a", 0.01) == []
-        return [(each.round, each.source_id) for each in found]
-
-    assert asyncio.run(exchange()) == [(0, "c"), (1, "b"), (1, "c"), (2, "b")]
-
-
-def test_gather_waits_for_the_first_message():
-    async def exchange():
-        coordinator = joined()
-        waiting = asyncio.create_task(coordinator.gather("a", 10))
-        await asyncio.sleep(0.01)
-        assert not waiting.done()
-        await coordinator.send(message("b", ("a",)))
-        return await waiting
-
-    assert sources(asyncio.run(exchange())) == ["b"]
+@in_a_loop
+async def test_messages_come_by_round_and_source_each_once():
+    coordinator = joined()
+    for source, number in [("c", 1), ("b", 2), ("b", 1), ("c", 0)]:
+        await coordinator.send(message(source, ("a",), number))
+    found = await coordinator.gather("a", 1)
+    order = [(each.round, each.source_id) for each in found]
+    assert order == [(0, "c"), (1, "b"), (1, "c"), (2, "b")]
+    assert await coordinator.gather("a", 0.01) == []
 
 
-def test_a_full_queue_takes_no_further_message():
-    async def exchange():
-        coordinator = joined(queue_bound=2)
-        took = [await coordinator.send(message("a", ("b",))) for _ in range(3)]
-        assert len(await coordinator.gather("b")) == 2
-        return took
-
-    assert asyncio.run(exchange()) == [True, True, False]
+@in_a_loop
+async def test_gather_waits_for_the_first_message():
+    coordinator = joined()
+    (waiting,) = await begun(coordinator.gather("a", 10))
+    await coordinator.send(message("b", ("a",)))
+    assert [each.source_id for each in await waiting] == ["b"]
 
 
-def test_a_barrier_opens_when_all_are_there_again_and_again():
-    async def meet():
-        coordinator = joined()
-        for _ in range(3):
-            early = [asyncio.create_task(coordinator.barrier(agent, 10)) for agent in AGENTS[:2]]
-            await asyncio.sleep(0.01)
-            assert not any(task.done() for task in early)
-            assert await coordinator.barrier("c", 10)
-            assert await asyncio.gather(*early) == [True, True]
-
-    asyncio.run(meet())
+@in_a_loop
+async def test_a_full_queue_takes_no_further_message():
+    coordinator = joined(queue_bound=2)
+    took = [await coordinator.send(message("a", ("b",))) for _ in range(3)]
+    assert took == [True, True, False]
+    assert len(await coordinator.gather("b")) == 2
 
 
-def test_a_barrier_that_ran_out_of_time_counts_nobody_twice():
-    async def meet():
-        coordinator = joined()
-        assert not await coordinator.barrier("a", 0.01)
-        late = asyncio.create_task(coordinator.barrier("b", 10))
-        assert not await coordinator.barrier("c", 0.01)  # "a" is gone
-        both = await asyncio.gather(coordinator.barrier("a", 10), coordinator.barrier("c", 10))
-        return [*both, await late]
-
-    assert asyncio.run(meet()) == [True, True, True]
+@in_a_loop
+async def test_a_barrier_opens_when_all_are_there_again_and_again():
+    coordinator = joined()
+    for _ in range(3):
+        early = await begun(*(coordinator.barrier(agent, 10) for agent in AGENTS[:2]))
+        assert await coordinator.barrier("c", 10)
+        assert await asyncio.gather(*early) == [True, True]
 
 
-def test_who_leaves_is_not_waited_for():
-    async def leave():
-        coordinator = joined()
-        waiting = [coordinator.mean(agent, 0, np.ones(2)) for agent in AGENTS[:2]]
-        tasks = [asyncio.create_task(each) for each in waiting]
-        tasks += [asyncio.create_task(coordinator.barrier(agent, 10)) for agent in AGENTS[:2]]
-        await asyncio.sleep(0.01)
-        coordinator.leave("c")
-        return await asyncio.gather(*tasks)
+@in_a_loop
+async def test_a_barrier_that_ran_out_of_time_counts_nobody_twice():
+    coordinator = joined()
+    assert not await coordinator.barrier("a", 0.01)
+    late = asyncio.create_task(coordinator.barrier("b", 10))
+    assert not await coordinator.barrier("c", 0.01)  # "a" is gone
+    both = await asyncio.gather(coordinator.barrier("a", 10), coordinator.barrier("c", 10))
+    assert [*both, await late] == [True, True, True]
 
-    first, second, *barriers = asyncio.run(leave())
+
+@in_a_loop
+async def test_who_leaves_is_not_waited_for():
+    coordinator = joined()
+    tasks = await begun(
+        *(coordinator.mean(agent, 0, np.ones(2)) for agent in AGENTS[:2]),
+        *(coordinator.barrier(agent, 10) for agent in AGENTS[:2]),
+    )
+    coordinator.leave("c")
+    first, second, *barriers = await asyncio.gather(*tasks)
     assert first.members == second.members == ("a", "b")
     assert barriers == [True, True]
 
 
-def test_who_joins_is_waited_for():
-    async def join():
-        coordinator = joined(["a"])
-        assert (await coordinator.mean("a", 0, np.ones(1))).members == ("a",)
-        coordinator.join("b")
-        waiting = asyncio.create_task(coordinator.mean("a", 1, np.ones(1)))
-        await asyncio.sleep(0.01)
-        assert not waiting.done()
-        await coordinator.mean("b", 1, np.ones(1))
-        return (await waiting).members
-
-    assert asyncio.run(join()) == ("a", "b")
+@in_a_loop
+async def test_who_joins_is_waited_for():
+    coordinator = joined(["a"])
+    assert (await coordinator.mean("a", 0, np.ones(1))).members == ("a",)
+    coordinator.join("b")
+    (waiting,) = await begun(coordinator.mean("a", 1, np.ones(1)))
+    await coordinator.mean("b", 1, np.ones(1))
+    assert (await waiting).members == ("a", "b")
 
 
-def test_all_members_of_a_round_get_the_same_bits():
+@in_a_loop
+async def test_all_members_of_a_round_get_the_same_bits_which_are_read_only():
     random = np.random.default_rng(0)
     names = [f"agent{number}" for number in range(200)]
     trees = {name: {"w": random.normal(size=33).astype(np.float32)} for name in names}
-    found = asyncio.run(rounds(joined(names), trees))
+    found = await rounds(joined(names), trees)
     assert len({(one.members, one.tree["w"].tobytes()) for one in found.values()}) == 1
     assert found["agent0"].members == tuple(sorted(names))
     mean = np.mean([tree["w"].astype(np.float64) for tree in trees.values()], axis=0)
     np.testing.assert_allclose(found["agent0"].tree["w"], mean, rtol=0, atol=1e-7)
     assert found["agent0"].tree["w"].dtype == np.float32
+    with pytest.raises(ValueError, match="read-only"):
+        found["agent0"].tree["w"][0] = 2.0
 
 
-def test_a_tree_is_averaged_leaf_by_leaf():
+@in_a_loop
+async def test_a_tree_is_averaged_leaf_by_leaf():
     trees = {
         "a": {"x": np.zeros((2, 3), np.float32), "y": {"z": np.array([1.0])}},
         "b": {"y": {"z": np.array([3.0])}, "x": np.ones((2, 3), np.float32)},
     }
-    found = asyncio.run(rounds(joined(["a", "b"]), trees, weights={"a": 1, "b": 3}))["b"].tree
+    found = (await rounds(joined(["a", "b"]), trees, weights={"a": 1, "b": 3}))["b"].tree
     assert np.array_equal(found["x"], np.full((2, 3), 0.75, np.float32))
     assert np.array_equal(found["y"]["z"], [2.5])
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_an_agent_that_is_not_finite_is_left_out_and_named(bad, caplog):
+@in_a_loop
+async def test_an_agent_that_is_not_finite_is_left_out_and_named(bad, caplog):
     trees = {"a": np.array([1.0, 2.0]), "b": np.array([5.0, bad]), "c": np.array([3.0, 4.0])}
-    found = asyncio.run(rounds(joined(), trees))
+    found = await rounds(joined(), trees)
     assert {one.members for one in found.values()} == {("a", "c")}
     assert [*found["b"].left_out] == ["b"]
     assert "not finite" in found["b"].left_out["b"]
@@ -189,67 +177,65 @@ def test_an_agent_that_is_not_finite_is_left_out_and_named(bad, caplog):
     assert caplog.records[0].left_out == found["a"].left_out
 
 
-def test_a_round_without_a_finite_tree_fails_for_all():
-    trees = dict.fromkeys(AGENTS, np.array([np.nan]))
-    errors = refused(joined(), trees)
+@in_a_loop
+async def test_a_round_without_a_finite_tree_or_any_weight_fails_for_all():
+    errors = await refused(joined(), dict.fromkeys(AGENTS, np.array([np.nan])))
     assert [type(error) for error in errors] == [TrainingError] * 3
     assert "a, b, c" in str(errors[0])
+    errors = await refused(joined(), dict.fromkeys(AGENTS, np.ones(2)), weight=0.0)
+    assert [type(error) for error in errors] == [ConfigError] * 3
 
 
-def test_a_rule_of_the_round_bears_faulty_agents():
+@in_a_loop
+async def test_a_rule_of_the_round_bears_faulty_agents():
     trees = {name: np.full(4, float(number)) for number, name in enumerate("abcd")}
     trees["e"] = np.full(4, 1e30)
-    found = asyncio.run(rounds(joined(trees, rule=Rule(name="median")), trees))
+    found = await rounds(joined(trees, rule=Rule(name="median")), trees)
     assert np.array_equal(found["a"].tree, np.full(4, 2.0))
 
 
-def test_krum_takes_equal_weights_and_refuses_others_for_all():
+@in_a_loop
+async def test_krum_takes_equal_weights_and_refuses_others_for_all():
     trees = {name: np.full(4, float(number)) for number, name in enumerate("abcde")}
     coordinator = joined(trees, rule=Rule(name="krum", faulty=1))
-    assert asyncio.run(rounds(coordinator, trees))["a"].members == tuple("abcde")
-    again = rounds(coordinator, trees, 1, dict(zip(trees, range(1, 6), strict=True)))
+    assert (await rounds(coordinator, trees))["a"].members == tuple("abcde")
     with pytest.raises(ConfigError, match="krum takes no weights"):
-        asyncio.run(again)
-    errors = refused(joined(AGENTS, rule=Rule(name="krum")), dict.fromkeys(AGENTS, np.ones(1)))
+        await rounds(coordinator, trees, 1, dict(zip(trees, range(1, 6), strict=True)))
+    few = joined(AGENTS, rule=Rule(name="krum"))
+    errors = await refused(few, dict.fromkeys(AGENTS, np.ones(1)))
     assert ["needs 5 members" in str(error) for error in errors] == [True] * 3
 
 
-def test_an_outer_step_goes_from_round_to_round_with_momentum():
+@in_a_loop
+async def test_an_outer_step_goes_from_round_to_round_with_momentum():
     outer = OuterStep(name="sgd", lr=0.5, momentum=0.5)
     coordinator = joined(["a", "b"], outer=outer)
     means = [np.array([1.0]), np.array([3.0]), np.array([2.0])]
     known, velocity = means[0], np.zeros(1)
     for number, mean in enumerate(means):
-        trees = {"a": mean - 1, "b": mean + 1}
-        found = asyncio.run(rounds(coordinator, trees, number))["a"].tree
+        found = (await rounds(coordinator, {"a": mean - 1, "b": mean + 1}, number))["a"].tree
         known, velocity = outer.apply(known, mean, velocity)
         assert np.array_equal(found, known)
 
 
-def test_an_offer_for_a_round_that_is_over_gets_the_newest():
-    async def late():
-        coordinator = joined(["a"])
-        for number in range(3):
-            newest = await coordinator.mean("a", number, np.full(2, float(number)))
-        coordinator.join("b")
-        return newest, await coordinator.mean("b", 1, np.ones(2))
-
-    newest, found = asyncio.run(late())
-    assert found is newest
-    assert found.round == 2
+@in_a_loop
+async def test_an_offer_for_a_round_that_is_over_gets_the_newest():
+    coordinator = joined(["a"])
+    for number in range(3):
+        newest = await coordinator.mean("a", number, np.full(2, float(number)))
+    coordinator.join("b")
+    assert await coordinator.mean("b", 1, np.ones(2)) is newest
+    assert newest.round == 2
 
 
-def test_an_offer_for_another_round_than_the_open_one_is_refused():
-    async def offer():
-        coordinator = joined(["a", "b"])
-        task = asyncio.create_task(coordinator.mean("a", 1, np.ones(2)))
-        await asyncio.sleep(0.01)
-        with pytest.raises(ConfigError, match="b offers for round 2, others for 1"):
-            await coordinator.mean("b", 2, np.ones(2))
-        await coordinator.mean("b", 1, np.ones(2))
-        await task
-
-    asyncio.run(offer())
+@in_a_loop
+async def test_an_offer_for_another_round_than_the_open_one_is_refused():
+    coordinator = joined(["a", "b"])
+    (task,) = await begun(coordinator.mean("a", 1, np.ones(2)))
+    with pytest.raises(ConfigError, match="b offers for round 2, others for 1"):
+        await coordinator.mean("b", 2, np.ones(2))
+    await coordinator.mean("b", 1, np.ones(2))
+    await task
 
 
 def test_an_agent_that_is_cancelled_takes_its_offer_back():
@@ -277,55 +263,32 @@ def test_an_agent_that_is_cancelled_takes_its_offer_back():
     ],
     ids=["longer", "other axes", "f32", "ints", "a dict", "a list", "empty"],
 )
-def test_a_tree_of_another_form_is_refused_in_one_line(tree):
-    async def offer():
-        coordinator = joined(["a", "b"])
-        task = asyncio.create_task(coordinator.mean("a", 0, np.ones(2)))
-        await asyncio.sleep(0.01)
-        with pytest.raises(ConfigError) as error:
-            await coordinator.mean("b", 0, tree)
-        coordinator.leave("b")
-        assert (await task).members == ("a",)
-        return str(error.value)
-
-    assert "\n" not in asyncio.run(offer())
+@in_a_loop
+async def test_a_tree_of_another_form_is_refused_in_one_line(tree):
+    coordinator = joined(["a", "b"])
+    (task,) = await begun(coordinator.mean("a", 0, np.ones(2)))
+    with pytest.raises(ConfigError) as error:
+        await coordinator.mean("b", 0, tree)
+    assert "\n" not in str(error.value)
+    coordinator.leave("b")
+    assert (await task).members == ("a",)
 
 
 @pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf")])
-def test_a_bad_weight_is_refused(weight):
-    (error,) = refused(joined(["a"]), {"a": np.ones(2)}, weight=weight)
-    assert "agent a has weight" in str(error)
+@in_a_loop
+async def test_a_bad_weight_is_refused(weight):
+    with pytest.raises(ConfigError, match="agent a has weight"):
+        await joined(["a"]).mean("a", 0, np.ones(2), weight)
 
 
-def test_without_any_weight_the_round_fails_for_all():
-    errors = refused(joined(), dict.fromkeys(AGENTS, np.ones(2)), weight=0.0)
-    assert [type(error) for error in errors] == [ConfigError] * 3
-
-
-def test_two_agents_of_one_id_are_refused():
+@pytest.mark.parametrize("verb", ["mean", "gather", "barrier"])
+@in_a_loop
+async def test_two_agents_of_one_id_and_strangers_are_refused(verb):
     with pytest.raises(ConfigError, match="agent a has joined already"):
         joined(["a", "a"])
-
-
-def test_a_stranger_is_refused():
-    for ask in (
-        lambda c: c.mean("x", 0, np.ones(1)),
-        lambda c: c.gather("x", 1),
-        lambda c: c.barrier("x", 1),
-    ):
-        with pytest.raises(ConfigError, match="agent x has not joined"):
-            asyncio.run(ask(joined()))
-
-
-def test_the_tree_of_a_round_is_read_only():
-    found = asyncio.run(rounds(joined(["a"]), {"a": np.ones(2)}))["a"].tree
-    with pytest.raises(ValueError, match="read-only"):
-        found[0] = 2.0
-
-
-def test_an_older_offer_weighs_less_and_beyond_the_limit_nothing():
-    weights = [stale_weight(9.0, age, exponent=0.5, limit=8) for age in (0, 3, 8, 9, -1)]
-    assert weights == [9.0, 4.5, 3.0, 0.0, 0.0]
+    given = (0, np.ones(1)) if verb == "mean" else ()
+    with pytest.raises(ConfigError, match="agent x has not joined"):
+        await getattr(joined(), verb)("x", *given)
 
 
 def test_nothing_is_slow_unless_asked(monkeypatch):
@@ -348,20 +311,13 @@ def test_nothing_is_slow_unless_asked(monkeypatch):
     assert set(asyncio.run(exchange(0.0))) <= {0.0}
 
 
-def test_a_round_that_fails_by_another_error_lets_no_agent_wait(monkeypatch):
-    coordinator = LocalSyncCoordinator()
-
+@in_a_loop
+async def test_a_round_that_fails_by_another_error_lets_no_agent_wait(monkeypatch):
     def fail(*_):
         raise MemoryError
 
+    coordinator = joined()
     monkeypatch.setattr(coordinator, "_combine", fail)
-
-    async def offers():
-        for name in "abc":
-            coordinator.join(name)
-        means = [coordinator.mean(name, 0, np.ones(3)) for name in "abc"]
-        return await asyncio.wait_for(asyncio.gather(*means, return_exceptions=True), 5)
-
-    found = asyncio.run(offers())
+    found = await refused(coordinator, dict.fromkeys(AGENTS, np.ones(3)))
     assert [type(each) for each in found[:2]] == [TrainingError] * 2
     assert isinstance(found[2], MemoryError)

@@ -24,7 +24,6 @@ from flowrl.errors import EXIT_DISK_FULL, EXIT_RESUMABLE, ConfigError
 from flowrl.parallel.executor import newest_checkpoint
 from flowrl.paths import RunPaths
 from flowrl.ppo_flow import refuse_other_form
-from flowrl.replicas.averager import share_of_devices
 from flowrl.replicas.rounds import Round, Rounds, fold
 from flowrl.runs import TrainConfig
 from flowrl.storage import records
@@ -284,12 +283,6 @@ def test_a_run_goes_on_with_other_settings_of_rounds(tmp_path, change):
     assert (last.ended, last.updates) == (True, total)
     assert last.number >= known
     assert not other.run_paths.rounds.exists()
-
-
-def test_each_replica_has_gpus_of_its_own_while_there_are_enough():
-    four = {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}
-    found = [share_of_devices(k, 2, four)["CUDA_VISIBLE_DEVICES"] for k in range(2)]
-    assert found == ["4,5", "6,7"]
 
 
 def test_a_round_counts_as_progress_of_a_run_that_failed(tmp_path):

@@ -11,7 +11,7 @@ import pytest
 
 from flowrl.averaging.rules import OuterStep, Rule
 from flowrl.errors import FileRefusedError
-from flowrl.replicas.rounds import Offer, Round, Rounds, closes_after, fold, pooled
+from flowrl.replicas.rounds import Round, Rounds, closes_after, fold, pooled
 from tests.averaging.stand_in import first_mean, learned, offer_of, rates
 
 STATE = {"0000": np.arange(4)}
@@ -191,8 +191,3 @@ def test_two_rounds_and_the_best_stay(rounds, best, kept):
     assert "".join(sorted(path.name for path in rounds.folder.iterdir())) == kept
     newest = rounds.newest()
     assert (newest.number, rounds.best(newest).number) == (6, best or 6)
-
-
-def test_an_offer_says_only_what_an_offer_can():
-    with pytest.raises(TypeError):
-        Offer(replica=0, base="", acted=(1,))  # type: ignore[call-arg]

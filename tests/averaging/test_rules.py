@@ -33,20 +33,14 @@ def rows(seed: int = 0) -> np.ndarray:
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 def test_any_order_of_members_gives_the_same_bits(rule):
-    offered = rows()
-    expected = average(rule, offered)
-    for seed in range(5):
-        order = np.random.default_rng(seed).permutation(MEMBERS)
-        assert np.array_equal(average(rule, offered[order]), expected)
-
-
-@pytest.mark.parametrize("rule", RULES[:4], ids=lambda rule: rule.name)
-def test_so_it_does_with_weights(rule):
     offered, weights = rows(), np.random.default_rng(1).random(MEMBERS)
-    expected = average(rule, offered, weights)
+    expected = average(rule, offered)
     for seed in range(20):
         order = np.random.default_rng(seed).permutation(MEMBERS)
-        assert np.array_equal(average(rule, offered[order], weights[order]), expected)
+        assert np.array_equal(average(rule, offered[order]), expected)
+        if rule in RULES[:4]:
+            weighted = average(rule, offered[order], weights[order])
+            assert np.array_equal(weighted, average(rule, offered, weights))
 
 
 @pytest.mark.parametrize("rule", RULES[:4], ids=lambda rule: rule.name)
@@ -129,15 +123,17 @@ def test_a_rule_says_how_many_members_it_needs(rule, members, message):
         rule.check(members)
 
 
-def test_krum_takes_no_weights():
-    with pytest.raises(ConfigError, match="takes no weights"):
-        average(Rule(name="krum"), rows(), np.ones(MEMBERS))
-
-
-@pytest.mark.parametrize("weights", [-np.ones(MEMBERS), np.zeros(MEMBERS)])
-def test_weights_without_a_member_are_refused(weights):
-    with pytest.raises(ConfigError, match="weights"):
-        average(Rule(), rows(), weights)
+@pytest.mark.parametrize(
+    ("rule", "weights", "message"),
+    [
+        (Rule(), -np.ones(MEMBERS), "weights must not be below 0"),
+        (Rule(), np.zeros(MEMBERS), "one of them above 0"),
+        (Rule(name="krum"), np.ones(MEMBERS), "takes no weights"),
+    ],
+)
+def test_bad_weights_are_refused(rule, weights, message):
+    with pytest.raises(ConfigError, match=message):
+        average(rule, rows(), weights)
 
 
 def test_the_outer_step_goes_on_in_the_direction_of_the_steps_before():
@@ -189,12 +185,6 @@ def test_the_measured_contraction_is_the_gaps(members):
         ratios.append(spread(gossip_means(rows, 1, seed=seed)) / spread(rows))
     error = 4 * np.std(ratios) / np.sqrt(len(ratios))
     assert abs(np.mean(ratios) - (1 - spectral_gap(members))) <= error + 1e-12
-
-
-def test_many_rounds_shrink_within_the_bound():
-    begun = rows_of(10)
-    after = np.mean([spread(gossip_means(begun, 20, seed=seed)) for seed in range(300)])
-    assert after <= 2 * (1 - spectral_gap(10)) ** 20 * spread(begun)
 
 
 def test_the_mean_stays():

@@ -264,21 +264,11 @@ def test_too_few_agents_or_none_that_is_finite_end_training(serial):
     np.testing.assert_array_equal(weights_of(trainer), np.ones((3, 2)))
 
 
-@pytest.mark.parametrize(
-    ("one", "other", "words"),
-    [
-        (np.ones(2), np.ones(3), r"\(3,\) instead of \(2,\)"),
-        (np.ones(2), np.ones(2, np.float32), "weights are float32, others' float64"),
-        (np.ones(2, int), np.ones(2, int), "weights are int64"),
-        (np.ones(0), np.ones(0), "weights hold no numbers"),
-    ],
-    ids=["shapes", "dtypes", "ints", "empty"],
-)
-def test_weights_that_have_no_mean_are_refused(serial, one, other, words):
+def test_weights_that_have_no_mean_are_refused_before_any_job(serial):
     trainer = SparkDistributedTrainer(["a", "b"], serial)
-    trainer.get_agent("a").set_weights(one)
-    trainer.get_agent("b").set_weights(other)
-    with pytest.raises(ConfigError, match=words):
+    trainer.get_agent("a").set_weights(np.ones(2))
+    trainer.get_agent("b").set_weights(np.ones(3))
+    with pytest.raises(ConfigError, match=r"\(3,\) instead of \(2,\)"):
         train(trainer)
     assert serial.jobs == 0
 

@@ -61,26 +61,6 @@ def test_a_skill_that_the_scheduler_could_not_add_is_handed_out_again():
     assert flow.add(DIAMOND, "b") == flow.add(DIAMOND, "b") == ("a", "b")
 
 
-def test_a_completed_skill_unblocks_the_frontier():
-    flow = Flow(DIAMOND, known=())
-    offered(flow)
-    flow.on_skill_complete("a")
-    assert not flow.check_frontier_blocked()
-    assert offered(flow) == ["c", "d"]
-    assert flow.next_skill() is None
-
-
-def test_a_given_up_skill_unblocks_the_frontier_too():
-    flow = Flow(DIAMOND, known=())
-    offered(flow)
-    flow.on_skill_failed("a")
-    assert offered(flow) == ["c", "d"]
-
-
-def test_nothing_blocks_a_frontier_before_a_skill_is_handed_out():
-    assert not Flow(DIAMOND, known=()).check_frontier_blocked()
-
-
 def test_a_skill_waits_for_indirect_needs_too():
     flow = Flow(graph_of(a="", b="a", c="b"), known=["b", "a"])
     flow.on_skill_complete("b")
@@ -94,10 +74,7 @@ def test_what_the_scheduler_knows_is_not_handed_out_and_counts_as_in_training():
     assert offered(flow) == ["c"]
     flow.on_skill_complete("a")
     assert offered(flow) == ["d"]
-
-
-def test_a_flow_of_known_skills_is_exhausted_at_once():
-    assert Flow(DIAMOND, known="abcd").next_skill() is None
+    assert flow.next_skill() is None
 
 
 def test_a_handed_out_skill_comes_with_its_definition_and_its_needs():

@@ -11,10 +11,11 @@ import pytest
 
 from flowrl.multiagent import agents
 from flowrl.multiagent.buffers import Rollout
-from flowrl.multiagent.collect import begin, collecting
+from flowrl.multiagent.collect import begin, collect, collecting
 from flowrl.multiagent.config import LearnerConfig
 from flowrl.multiagent.world import JAXMARL_WORLDS, Sizes, open_world
 
+KEY = jax.random.key(7)
 SIZES = Sizes((4, 4, 4), (3, 3, 3))  # of three agents in only_apple, so programs are shared
 TURNS, COPIES = 4, 6
 SMALL = {
@@ -57,9 +58,8 @@ def collected(algorithm: str, name: str) -> tuple[agents.Agents, Rollout, Rollou
     if name in JAXMARL_WORLDS:
         pytest.importorskip("jaxmarl", reason="pip install '.[marl]' in flowrl's folder")
     world, config = open_world(name, 3), CONFIGS[algorithm]
-    before, collect = agents.init(config, world.sizes), collecting(world, config)
-    collector, first, _ = collect(before.policy, begin(world, config, jax.random.key(0)))
-    return before, first, collect(before.policy, collector)[1]
+    _, rollouts, _ = played(world, config, key=jax.random.key(0))
+    return agents.init(config, world.sizes), *rollouts
 
 
 @cache
@@ -72,3 +72,22 @@ def learner(config: LearnerConfig):
 def actor(config: LearnerConfig):
     """`act`, compiled once for all tests."""
     return jax.jit(partial(agents.act, config))
+
+
+def same(found, wanted) -> bool:
+    """Whether two trees are equal bit for bit."""
+    leaves = zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True)
+    return all(np.array_equal(one, two, equal_nan=True) for one, two in leaves)
+
+
+def played(world, settings, *, epochs=2, act=None, key=KEY):
+    """The last collector, and all rollouts and episodes, of new agents or of `act`."""
+    run = collecting(world, settings)
+    policy = agents.init(settings, world.sizes).policy
+    if act is not None:
+        run, policy = jax.jit(partial(collect, world, settings, act=act)), None
+    state, found = begin(world, settings, key), []
+    for _ in range(epochs):
+        state, *more = run(policy, state)
+        found.append(more)
+    return state, *zip(*found, strict=True)

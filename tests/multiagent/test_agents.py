@@ -10,17 +10,10 @@ import pytest
 from flowrl.multiagent import agents
 from flowrl.multiagent.config import PER_AGENT
 from flowrl.multiagent.world import Sizes
-from tests.multiagent.making import CONFIGS, SIZES, actor, collected, learner, rollout
+from tests.multiagent.making import CONFIGS, KEY, SIZES, actor, collected, learner, rollout, same
 
-KEY = jax.random.key(7)
 SPREAD = "MPE_simple_spread_v3"
 MIXED = Sizes((4, 2, 3), (3, 2, 2))  # as wide as SIZES, so that programs are shared
-
-
-def same(found, wanted) -> bool:
-    """Whether two trees are equal bit for bit."""
-    leaves = zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True)
-    return all(np.array_equal(one, two, equal_nan=True) for one, two in leaves)
 
 
 def taken(tree, chosen):
@@ -218,10 +211,3 @@ def test_numbers_that_do_not_fit_are_refused(changes, told):
     problems = list(replace(CONFIGS["dqn"], **changes).problems())
     assert len(problems) == 1
     assert problems[0].startswith(told)
-
-
-def test_numbers_of_each_agent_are_as_many_as_the_agents():
-    config = replace(CONFIGS["ppo"], gamma=(0.9, 0.99))
-    assert list(config.problems_with(2)) == []
-    told = "--gamma has 2 numbers for --agents 3; give 1 or 3"
-    assert list(config.problems_with(3)) == [told]

@@ -60,13 +60,6 @@ def test_every_step_held_is_drawn_as_often_as_any_other():
     assert (abs(counts - 1000) < 5 * np.sqrt(750)).all()
 
 
-def test_what_was_handed_over_stays_as_it_was():
-    before = ADD(buffers.empty_ring(CAPACITY, 2), steps(0, 4))
-    names = held(before)
-    ADD(before, steps(4, 9))
-    assert held(before) == names
-
-
 @pytest.mark.parametrize("agent", [0, 2])
 def test_the_step_after_the_last_turn_sees_the_last_observation(agent):
     turns = jax.tree.map(lambda leaf: leaf[agent], rollout())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import ClassVar, NamedTuple
 
 import jax
@@ -20,26 +19,13 @@ from flowrl.multiagent.collect import begin, collect, collecting, experience_lik
 from flowrl.multiagent.config import LearnerConfig
 from flowrl.multiagent.own_worlds import CELLS, TURNS, MatchTheSign, OnlyApple
 from flowrl.multiagent.world import Sizes
+from tests.multiagent.making import KEY, played, same
 
-KEY = jax.random.key(7)
 SMALL = {"num_envs": 5, "num_steps": 11, "layer_size": 8}
 
 
 def config(**fields):
     return LearnerConfig(**{**SMALL, "num_minibatches": 1, **fields})
-
-
-def played(world, settings, *, epochs=2, act=None):
-    """The last collector, and all rollouts and episodes."""
-    run = collecting(world, settings)
-    policy = agents.init(settings, world.sizes).policy
-    if act is not None:
-        run, policy = jax.jit(partial(collect, world, settings, act=act)), None
-    state, found = begin(world, settings, KEY), []
-    for _ in range(epochs):
-        state, *more = run(policy, state)
-        found.append(more)
-    return state, *zip(*found, strict=True)
 
 
 @pytest.fixture(scope="module")
@@ -63,12 +49,6 @@ def straight_to_it(policy, obs, key):
     far = obs[..., 1]
     action = jnp.where(far < 0, 1, jnp.where(far > 0, 2, 0))
     return action, jnp.zeros(far.shape), far
-
-
-def same(one, other):
-    return jax.tree.all(
-        jax.tree.map(lambda a, b: np.array_equal(np.asarray(a), np.asarray(b)), one, other)
-    )
 
 
 def without_keys(state):
@@ -123,12 +103,6 @@ def test_agents_that_do_not_meet_may_take_their_turns_as_they_like(signs):
     assert same(without_keys(one), without_keys(other))
     assert same(first, second)
     assert same(episodes, more)
-
-
-def test_the_apple_is_shared_at_once_and_taken_by_the_first_in_turn(apples):
-    shares = {turns: np.unique(rollouts[0].reward) for turns, (_, rollouts, _) in apples.items()}
-    assert shares["simultaneous"].tolist() == pytest.approx([0, 1 / 3, 0.5, 1])
-    assert shares["sequential"].tolist() == [0, 1]
 
 
 def test_only_in_turn_an_agent_sees_what_was_done_before_it(apples):
@@ -370,19 +344,14 @@ def shape_of(value):
 
 
 @pytest.mark.parametrize("returned", [None, 3, (1, 2), [1, 2, 3]])
-def test_a_called_world_that_returns_something_else_is_named(returned):
-    class Odd(AtOnce):
-        def step(self, state, actions, key):
-            return returned
-
+def test_a_called_world_that_returns_something_else_is_named(monkeypatch, returned):
+    monkeypatch.setattr(AtOnce, "step", lambda *_: returned)
     with pytest.raises(TrainingError, match="step is to return the state and rewards and done"):
-        play_once(Odd())
+        play_once(AtOnce())
 
 
-def test_a_world_that_jax_cannot_trace_names_the_flag():
-    class Numpy(AtOnce):
-        def step(self, state, actions, key):
-            return state, np.zeros(2) + np.asarray(actions), False
-
+def test_a_world_that_jax_cannot_trace_names_the_flag(monkeypatch):
+    monkeypatch.setattr(AtOnce, "step", lambda *given: (given[1], np.zeros(2) + given[2], False))
+    monkeypatch.setattr(AtOnce, "observe", lambda self, state: np.asarray(state))
     with pytest.raises(ConfigError, match=r"--world at_once cannot be traced .* --acting call if"):
-        begin(Numpy(), config(), KEY)
+        begin(AtOnce(), config(), KEY)

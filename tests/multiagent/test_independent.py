@@ -63,10 +63,9 @@ def assert_same(folder: Path, whole: IndependentPaths) -> None:
         (("--world=match_the_sign", "--lag=2"), "--lag is 2: must lie in [0, 1]"),
         (("--world=match_the_sign", "--lag=-1"), "--lag is -1: must lie in [0, 1]"),
         (("--world=match_the_sign", "--agents=0"), "--agents is 0: must be at least 1"),
-        (("--world=match_the_sign", "--lr", "1", "2"), "--lr has 2 numbers for --agents 3"),
         (
-            ("--world=match_the_sign", "--algorithm=dqn", "--capacity=7", "--batch_size=8"),
-            "--capacity 7 is below --batch_size 8",
+            ("--world=match_the_sign", "--lr", "1", "2"),
+            "--lr has 2 numbers for --agents 3; give 1 or 3",
         ),
     ],
 )

@@ -12,14 +12,13 @@ import numpy as np
 import pytest
 
 from flowrl.errors import ConfigError
-from flowrl.multiagent import agents
-from flowrl.multiagent.collect import begin, collecting
+from flowrl.multiagent.collect import begin
 from flowrl.multiagent.config import LearnerConfig
 from flowrl.multiagent.world import JAXMARL_WORLDS, World, open_world
+from tests.multiagent.making import KEY, played
 
 # Imported in the tests that step it: it takes seconds, in each worker that collects this file.
 pytestmark = pytest.mark.skipif(not find_spec("jaxmarl"), reason="needs the extra marl")
-KEY = jax.random.key(3)
 AGENTS = {
     "MPE_simple_v3": 1,
     "MPE_simple_spread_v3": 3,
@@ -33,12 +32,6 @@ AGENTS = {
 
 def config(**fields):
     return LearnerConfig(num_envs=3, num_steps=30, num_minibatches=1, layer_size=8, **fields)
-
-
-def collected(name, number):
-    world, settings = open_world(name, number), config()
-    policy = agents.init(settings, world.sizes).policy
-    return world, *collecting(world, settings)(policy, begin(world, settings, KEY))
 
 
 def quiet_import(code):
@@ -94,7 +87,7 @@ def test_agents_of_jaxmarl_do_not_take_turns():
 
 
 def test_spread_is_collected():
-    _, _, rollout, episodes = collected("MPE_simple_spread_v3", 3)
+    _, [rollout], [episodes] = played(open_world("MPE_simple_spread_v3", 3), config(), epochs=1)
     assert rollout.obs.shape == (3, 30, 3, 18)
     assert episodes.number.tolist() == [3, 3, 3]
     assert (np.asarray(rollout.action) < 5).all()
@@ -106,7 +99,8 @@ def test_spread_is_collected():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", JAXMARL_WORLDS)
 def test_every_world_is_opened_and_played(name):
-    world, _, rollout, _ = collected(name, AGENTS.get(name, 2))
+    world = open_world(name, AGENTS.get(name, 2))
+    _, [rollout], _ = played(world, config(), epochs=1)
     assert isinstance(world, World)
     assert np.isfinite(rollout.obs).all()
     assert np.isfinite(rollout.reward).all()

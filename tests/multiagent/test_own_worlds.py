@@ -1,21 +1,30 @@
-"""The rules of the two tiny worlds."""
+"""The rules of the two tiny worlds, and games of one player for agents who never meet."""
 
 from __future__ import annotations
+
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from flowrl.multiagent import own_worlds
+from flowrl.multiagent.config import LearnerConfig
 from flowrl.multiagent.own_worlds import (
     CELLS,
     LIMIT,
+    POOL,
+    POOL_SEED,
     SCALE,
     TURNS,
+    GameWorld,
     MatchTheSign,
     OnlyApple,
     Orchard,
 )
+from flowrl.multiagent.world import open_world
+from tests.multiagent.making import played
 
 KEY = jax.random.key(0)
 STAY, LEFT, RIGHT = 0, 1, 2
@@ -96,13 +105,60 @@ def test_the_apple_is_shared_at_once_and_taken_in_turn(orchard, cells, moves, at
     assert all(0 <= cell < CELLS for cell in after.cell.tolist())
 
 
-def test_the_next_agent_sees_that_the_apple_is_gone(orchard):
-    state = state_of([2, 4, 0], 3)
-    assert orchard.observe(state)[1, 0] == 1
-    after, _ = orchard.act(state, 0, RIGHT, KEY)
-    assert orchard.observe(after)[1, :2].tolist() == [0, 0]
-
-
 def test_an_apple_rots(orchard):
     assert not orchard.is_done(state_of([0, 0, 0], 3, LIMIT - 1))
     assert orchard.is_done(state_of([0, 0, 0], 3, LIMIT))
+
+
+class Countdown:
+    """An engine: a world is a number that an action is taken from; at 0 or below it is over."""
+
+    def reset(self, key):
+        return jax.random.randint(key, (), 3, 100)
+
+    def step(self, key, world, action):
+        return world - action, action.astype(jnp.float32)
+
+    def observe(self, world):
+        return jnp.stack([world, world % 2]).astype(jnp.float32)
+
+    def is_over(self, world):
+        return world <= 0
+
+
+@pytest.fixture
+def countdown(monkeypatch):
+    game = SimpleNamespace(observation_size=2, num_actions=9, make=Countdown)
+    monkeypatch.setattr(own_worlds, "find_game", lambda name: game)
+    return GameWorld("countdown", 3)
+
+
+def take_seven(policy, obs, key):
+    return jnp.full(obs.shape[:2], 7), jnp.zeros(obs.shape[:2]), jnp.zeros(obs.shape[:2])
+
+
+def test_an_agent_begins_again_when_its_own_game_is_over(countdown):
+    settings = LearnerConfig(num_envs=2, num_steps=40, num_minibatches=1)
+    _, [rollout], [episodes] = played(countdown, settings, epochs=1, act=take_seven)
+    worlds, done = np.asarray(rollout.obs[..., 0]), np.asarray(rollout.done)
+    assert np.array_equal(done, worlds <= 7)
+    assert np.array_equal(worlds[:, 1:][~done[:, :-1]], (worlds[:, :-1] - 7)[~done[:, :-1]])
+    begun = worlds[:, 1:][done[:, :-1]]
+    keys = jax.random.split(jax.random.key(POOL_SEED), POOL)
+    assert set(begun) <= set(jax.vmap(Countdown().reset)(keys).tolist())
+    assert len(set(begun)) > 1
+    assert not np.array_equal(done[0], done[1])
+    assert episodes.number.tolist() == done.sum((1, 2)).tolist()
+
+
+@pytest.mark.craftax
+@pytest.mark.slow
+def test_agents_play_craftax():
+    world = open_world("Craftax-Classic-Symbolic-v1", 2)
+    settings = LearnerConfig(num_envs=2, num_steps=8, num_minibatches=1, layer_size=8)
+    _, [rollout], _ = played(world, settings, epochs=1)
+    assert rollout.obs.shape == (2, 8, 2, 1345)
+    assert np.isfinite(rollout.obs).all()
+    assert np.isfinite(rollout.reward).all()
+    assert (np.asarray(rollout.action) < 17).all()
+    assert not np.array_equal(rollout.obs[0, 0, 0], rollout.obs[1, 0, 0])

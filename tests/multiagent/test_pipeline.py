@@ -48,24 +48,6 @@ def epochs(*, start=START, lag=1, overlap=True, number=EPOCHS, calls=(collect, l
 
 
 @pytest.mark.parametrize("lag", [0, 1])
-def test_the_lag_says_which_parameters_act(lag):
-    acted, learnt = {}, {}
-
-    def noting_collect(learner, collector, epoch):
-        acted[epoch] = learner
-        return collector, epoch
-
-    def noting_learn(learner, rows, epoch):
-        learnt[rows] = learner
-        return learner + 1, None
-
-    start = Boundary(0, 0, None)
-    epochs(start=start, lag=lag, number=6, calls=(noting_collect, noting_learn))
-    assert acted == {n: max(0, n - lag) for n in range(6)}
-    assert learnt == {n: n for n in range(6)}
-
-
-@pytest.mark.parametrize("lag", [0, 1])
 def test_overlap_changes_no_value_however_long_each_call_takes(lag):
     expected = epochs(lag=lag, overlap=False)
     for seed in range(3):
@@ -82,19 +64,24 @@ def test_a_run_goes_on_from_any_boundary(lag):
 
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("lag", [0, 1])
-def test_every_epoch_is_collected_and_learnt_from_once_the_last_one_too(lag, overlap):
-    collected, learnt = [], []
+def test_every_epoch_is_collected_and_learnt_from_once_and_the_lag_says_which_parameters_act(
+    lag, overlap
+):
+    acted, learnt = [], []
 
     def noting_collect(learner, collector, epoch):
-        collected.append(epoch)
+        acted.append((epoch, learner))
         return collector, epoch
 
     def noting_learn(learner, rows, epoch):
-        learnt.append(rows)
-        return learner, None
+        learnt.append((epoch, rows, learner))
+        return learner + 1, None
 
-    found = epochs(lag=lag, overlap=overlap, calls=(noting_collect, noting_learn))
-    assert collected == learnt == [epoch.number for epoch in found] == list(range(EPOCHS))
+    calls, start = (noting_collect, noting_learn), Boundary(0, 0, None)
+    found = epochs(start=start, lag=lag, overlap=overlap, calls=calls)
+    assert acted == [(n, max(0, n - lag)) for n in range(EPOCHS)]
+    assert learnt == [(n, n, n) for n in range(EPOCHS)]
+    assert [epoch.number for epoch in found] == list(range(EPOCHS))
     assert found[-1].after.experience is None
 
 
@@ -113,17 +100,6 @@ def test_both_sides_are_called_at_the_same_time():
         return (learn if values[-1] == EPOCHS - 1 else meet(learn, 0))(*values)
 
     assert epochs(calls=(meet(collect, 1), learn_but_the_last)) == epochs(overlap=False)
-
-
-def test_what_is_collected_is_handed_over_and_not_copied():
-    made = []
-
-    def making(learner, collector, epoch):
-        made.append([epoch])
-        return collector, made[-1]
-
-    found = epochs(calls=(making, lambda learner, rows, epoch: (learner, rows)))
-    assert [id(epoch.figures) for epoch in found] == [id(rows) for rows in made]
 
 
 @pytest.mark.parametrize("overlap", [False, True])

@@ -7,24 +7,20 @@ import json
 import logging
 import re
 import shutil
-import sys
 import weakref
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from flowrl import runs
 from flowrl.config import parse
 from flowrl.errors import BusyError, ConfigError, ExpertCorruptError, TrainingError
 from flowrl.experts import checkpoint
-from flowrl.multiagent import pipeline, run
-from flowrl.multiagent.collect import experience_like
+from flowrl.multiagent import run
 from flowrl.multiagent.config import IndependentConfig
 from flowrl.multiagent.own_worlds import MatchTheSign
-from flowrl.multiagent.pipeline import Threads
 from flowrl.multiagent.run import IndependentResult
 from flowrl.paths import IndependentPaths
 from flowrl.ppo import progress
@@ -187,6 +183,7 @@ def test_a_person_is_told_where_a_run_stops_and_goes_on_and_ends(train, caplog):
     train("--seed=1", "--no-resume", stop=stop_after(1), expected=85)
     assert not run_paths.result_json.exists()
     assert not run_paths.finals.exists()
+    assert [line["epoch"] for line in lines(run_paths)] == [0]
 
 
 def test_other_code_of_a_world_of_ones_own_is_refused(train, tmp_path, monkeypatch):
@@ -233,16 +230,6 @@ def test_a_timeline_that_cannot_be_written_costs_nothing_else(train, tmp_path, c
     assert result(train("--timeline")).epochs == EPOCHS
     (warning,) = [each.message for each in caplog.records if each.levelno == logging.WARNING]
     assert warning.startswith("timeline.json is not written: Is a directory")
-
-
-def test_worlds_and_agents_draw_from_keys_of_their_own(monkeypatch):
-    keys = []
-    monkeypatch.setattr(run.collecting, "begin", lambda world, own, key: keys.append(key))
-    config = parse(IndependentConfig, [*TINY])
-    run._programs(run._Run(config, MatchTheSign("match_the_sign", 3), IndependentPaths(Path())))
-    networks = jax.vmap(lambda agent: jax.random.fold_in(jax.random.key(0), agent))(jnp.arange(99))
-    drawn = {tuple(row) for row in jax.random.key_data(networks).tolist()}
-    assert tuple(jax.random.key_data(keys[0]).tolist()) not in drawn
 
 
 def test_a_run_that_an_error_ends_goes_on_from_its_last_whole_epoch(train, monkeypatch):
@@ -313,7 +300,7 @@ def test_an_epochs_arrays_are_handed_over_where_they_lie(train, monkeypatch, wor
     assert learnt == collected
 
 
-def test_the_worlds_and_the_learning_of_every_epoch_have_keys_of_their_own(monkeypatch):
+def test_worlds_networks_and_the_learning_of_every_epoch_have_keys_of_their_own(monkeypatch):
     keys = []
 
     def learning(own):
@@ -325,7 +312,9 @@ def test_the_worlds_and_the_learning_of_every_epoch_have_keys_of_their_own(monke
     for epoch in range(3):
         learn(new.learner, (None, None), epoch)
     keys.append(jax.random.key_data(new.collector.key))
-    assert len({tuple(key.tolist()) for key in keys}) == 4
+    networks = jax.vmap(lambda agent: jax.random.fold_in(jax.random.key(0), agent))(jnp.arange(99))
+    keys += list(jax.random.key_data(networks))
+    assert len({tuple(key.tolist()) for key in keys}) == 4 + 99
 
 
 def test_the_age_of_a_buffer_is_the_mean_of_its_rows_and_the_lag(train):
@@ -345,35 +334,28 @@ def test_the_terminal_counts_epochs(stopped, train, caplog):
     assert not [each for each in caplog.messages if "update" in each]
 
 
-def test_progress_is_shown_again_after_a_full_disk(train, monkeypatch, caplog):
+def test_progress_is_shown_from_compiling_on_and_again_after_a_full_disk(
+    train, monkeypatch, caplog
+):
     monkeypatch.setattr(progress, "PROGRESS_SECONDS", 0.0)
-    real, asked = runs.write_progress, []
+    real, shown = runs.write_progress, []
 
-    def full_at_first(run_paths, shown):
-        asked.append(shown.updates)
-        if len(asked) == 1:
+    def full_at_first(run_paths, each):
+        shown.append(each)
+        if len(shown) == 1:
             raise OSError(28, "No space left on device")
-        real(run_paths, shown)
+        real(run_paths, each)
 
     monkeypatch.setattr(runs, "write_progress", full_at_first)
     run_paths = train()
-    assert asked == [0, 1, 2, 3, 4, 5]
+    phases = ["compiling", *["training"] * (EPOCHS - 1), "saving"]
+    assert [(each.updates, each.phase) for each in shown] == list(enumerate(phases))
     assert runs.read_progress(run_paths).updates == EPOCHS
     (warning,) = [each.message for each in caplog.records if each.levelno == logging.WARNING]
     assert warning == "progress.json cannot be written: No space left on device"
-
-
-def test_a_start_says_that_it_compiles_and_the_speed_is_that_after_it(train, monkeypatch):
-    monkeypatch.setattr(progress, "PROGRESS_SECONDS", 0.0)
-    shown = []
-    monkeypatch.setattr(runs, "write_progress", lambda _, each: shown.append(each))
-    train()
-    phases = ["compiling", *["training"] * (EPOCHS - 1), "saving"]
-    assert [each.phase for each in shown] == phases
     begun, first, *others = [each.steps_per_second for each in shown]
-    assert begun == first == 0
+    assert begun == first == 0, "compiling is no speed"
     assert "steps/s" not in shown[1].line()
-    assert len(others) == EPOCHS - 1
     assert min(others) > 0
 
 
@@ -434,13 +416,12 @@ def test_a_run_without_an_agent_that_learns_ends(train, monkeypatch):
 
 @pytest.mark.parametrize("word", ["--agents=2", "--world=only_apple", "--layer_size=9"])
 def test_a_run_does_not_go_on_as_another_one(train, stopped, word):
-    before = {path: path.read_bytes() for path in stopped.folder.rglob("*") if path.is_file()}
+    before = all_files(stopped)
     with pytest.raises(
         ConfigError, match=r"was begun with --(\w+) .*, not --\1 .*; give it as before"
     ):
         train(word)
-    after = {path: path.read_bytes() for path in stopped.folder.rglob("*") if path.is_file()}
-    assert after == before
+    assert all_files(stopped) == before
 
 
 def test_a_run_does_not_go_on_in_a_world_whose_agents_have_grown(train, stopped, monkeypatch):
@@ -460,29 +441,6 @@ def test_a_damaged_checkpoint_is_refused(train, stopped):
             path.write_bytes(b"")
     with pytest.raises(ExpertCorruptError, match="cannot be read"):
         train()
-
-
-def test_a_run_begins_anew_when_it_is_told_to(train, stopped):
-    run_paths = train("--no-resume", "--seed=1", "--epochs=1")
-    assert [line["epoch"] for line in lines(run_paths)] == [0]
-
-
-def test_what_is_saved_is_what_is_loaded(train, stopped, tmp_path):
-    config = parse(IndependentConfig, [*TINY, f"--run_folder={stopped.folder}"])
-    world = MatchTheSign("match_the_sign", 3)
-    collect, learn, new = run._programs(run._Run(config, world, stopped))
-    with Threads(overlap=False, stall_timeout=60) as threads:
-        epochs = pipeline.run(collect, learn, start=new, epochs=2, lag=1, threads=threads)
-        here = next(epochs).after
-    experience = experience_like(world.sizes, config.learner)
-    like = new._replace(epoch=np.int64(0), experience=experience)
-    found = checkpoint.load_resume(stopped.resume, like)
-    assert found.epoch == 1
-    checkpoint.save_resume(tmp_path / "copy", found)
-    again = checkpoint.load_resume(tmp_path / "copy", like)
-    for one, *others in zip(*map(jax.tree.leaves, (found, again, here)), strict=True):
-        for other in others:
-            np.testing.assert_array_equal(checkpoint.numbers(one), checkpoint.numbers(other))
 
 
 def test_a_world_and_an_agent_of_the_how_to_work(tmp_path, monkeypatch):
@@ -507,12 +465,6 @@ def test_figures_go_to_tensorboard_as_those_of_skills(train):
     (events,) = run_paths.tensorboard.iterdir()
     assert b"agent_2/return" in events.read_bytes()
     assert run_paths.metrics.exists()
-
-
-def test_a_tracker_without_its_package_is_one_line_before_anything_is_trained(train, monkeypatch):
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(ConfigError, match=r"pip install '\.\[wandb\]'"):
-        train("--use_wandb")
 
 
 def test_a_graphs_folder_is_no_run_folder(train, tmp_path):

@@ -77,6 +77,10 @@ class Place:
         path = self.folder / "launches"
         return path.read_text().split() if path.exists() else []
 
+    def file(self, number: int, name: str) -> Path:
+        """A file in the folder of a trial."""
+        return self.sweep_paths.training_runs / str(number) / name
+
     def records(self, name: str = "trial.json") -> dict[int, dict[str, Any]]:
         """The trial.json, or another record, of each trial."""
         found = self.sweep_paths.training_runs.glob(f"*/{name}")

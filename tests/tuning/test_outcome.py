@@ -25,7 +25,6 @@ from flowrl.tuning.outcome import (
     decide,
     forget,
     keep_winner,
-    paired_interval,
 )
 from flowrl.tuning.sweep import create_sweep, prepare_trial
 from flowrl.tuning.trials import BegunTrial, Sweep
@@ -81,12 +80,6 @@ def test_a_seed_whose_default_failed_says_nothing(tmp_path):
     assert (found.seeds, found.winner) == (4, None)
     assert found.default == pytest.approx(statistics.fmean((*DEFAULT[1:], 0.5)), abs=1e-3)
     assert found.gains[0].mean == 0
-
-
-def test_the_interval_is_that_of_student():
-    mean, low, high = paired_interval([1.0, 2.0, 3.0, 4.0], share=0.95)
-    half = 3.182446305284263 * 1.2909944487358056 / 2  # t with 3 degrees, deviation of the four
-    assert (mean, low, high) == pytest.approx((2.5, 2.5 - half, 2.5 + half))
 
 
 def config_of(graph_paths: GraphPaths, **ppo):

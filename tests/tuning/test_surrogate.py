@@ -15,20 +15,27 @@ from flowrl.tuning.space import Observation, SearchInput, parse_vary
 SPACE = parse_vary(["gamma=uniform:0:1", "gae_lambda=uniform:0:1"])
 
 
-def history(score, cost, count=25, seed=0):
+MIXED = parse_vary(["num_steps=choice:16,32,64", "num_envs=pow2:32:256", "gamma=uniform:0:1"])
+
+
+def history(score, cost=lambda **_: 1.0, *, count=25, seed=0, space=SPACE):
     """Trials at random points."""
     rng = np.random.default_rng(seed)
-    points = [SPACE.from_unit(rng.random(2)) for _ in range(count)]
+    points = [space.from_unit(rng.random(len(space.dimensions))) for _ in range(count)]
     return tuple(
         Observation(number=number, point=point, score=score(**point), cost=cost(**point))
         for number, point in enumerate(points)
     )
 
 
-def given(trials, pending=(), budget_left=0.5):
-    return SearchInput(
-        space=SPACE, history=trials, pending=pending, number=40, seed=0, budget_left=budget_left
-    )
+def given(trials, *, space=SPACE, budget_left=0.5, **more):
+    return SearchInput(space=space, history=trials, number=40, budget_left=budget_left, **more)
+
+
+def mixed(score, **more):
+    """Trials in a space with a choice and a power of two."""
+    trials = history(score, **more, count=30, seed=3, space=MIXED)
+    return given(trials, space=MIXED, budget_left=0.0)
 
 
 def hill(gamma, gae_lambda):
@@ -74,7 +81,7 @@ def test_log_improvement_is_exact_where_it_can_be_computed_otherwise():
 
 
 def test_proposals_come_to_where_the_score_is_high():
-    trials = history(hill, lambda **_: 1.0)
+    trials = history(hill)
     best = surrogate.ranked(given(trials))[0]
     assert np.linalg.norm(best - [0.7, 0.2]) < 0.25
 
@@ -103,22 +110,6 @@ def test_a_hill_is_left_when_it_is_known_as_well_as_noise_allows(noise, left):
     assert (far > near) == left
 
 
-MIXED = parse_vary(["num_steps=choice:16,32,64", "num_envs=pow2:32:256", "gamma=uniform:0:1"])
-
-
-def mixed(score, *, count=30, cost=lambda **_: 1.0):
-    """Trials at random points of a space with a choice and a power of two."""
-    rng = np.random.default_rng(3)
-    points = [MIXED.from_unit(rng.random(3)) for _ in range(count)]
-    observed = tuple(
-        Observation(number=number, point=point, score=score(**point), cost=cost(**point))
-        for number, point in enumerate(points)
-    )
-    return SearchInput(
-        space=MIXED, history=observed, pending=(), number=count, seed=0, budget_left=0.0
-    )
-
-
 def test_candidates_lie_where_trials_can():
     ranked = surrogate.ranked(mixed(lambda gamma, **_: gamma))
     there = np.array([MIXED.to_unit(MIXED.from_unit(unit)) for unit in ranked[:200]])
@@ -140,7 +131,7 @@ def test_a_place_that_fails_is_left_though_the_best_lies_beside_it():
 
 
 def test_a_failed_trial_is_not_repeated():
-    trials = history(lambda gamma, **_: None if gamma > 0.5 else gamma, lambda **_: 1.0)
+    trials = history(lambda gamma, **_: None if gamma > 0.5 else gamma)
     best = surrogate.ranked(given(trials, budget_left=0.0))[0]
     assert best[0] < 0.6
 
@@ -155,14 +146,14 @@ def test_a_trial_that_fails_at_once_is_not_a_cheap_one():
 
 
 def test_a_pending_point_is_not_proposed_again():
-    trials = history(hill, lambda **_: 1.0)
+    trials = history(hill)
     first = surrogate.ranked(given(trials))[0]
     second = surrogate.ranked(given(trials, pending=(SPACE.from_unit(first),)))[0]
     assert np.linalg.norm(first - second) > 0.01
 
 
 def test_a_trial_that_was_cut_is_behind_but_not_as_bad_as_its_score_then():
-    trials = list(history(hill, lambda **_: 1.0))
+    trials = list(history(hill))
     best = max(trials, key=lambda each: each.score)
     trials[best.number] = replace(best, score=-9.0, cut_at=1000)
     models = surrogate.fit_models(given(tuple(trials)))

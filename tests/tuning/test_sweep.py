@@ -20,8 +20,8 @@ from flowrl.parallel.health import DaemonLock
 from flowrl.paths import GraphPaths, RunPaths, SweepPaths
 from flowrl.runs import read_run
 from flowrl.storage import records
+from flowrl.tuning.command import show
 from flowrl.tuning.outcome import EvaluateTrials
-from flowrl.tuning.report import show
 from flowrl.tuning.start import SweepConfig, training_config
 from flowrl.tuning.sweep import create_sweep
 from flowrl.tuning.trials import OUTCOME, TRIAL, Sweep
@@ -33,6 +33,8 @@ from tests.waiting import until
 
 VARY = ("--vary", "lr=log:1e-4:1e-1", "--skill", "Collect Wood", "--total_timesteps", "10k")
 QUICK = (*VARY, "--method=random", "--confirm=0", "--launcher=local")
+TWO_POINTS = ("--vary", "lr=choice:1e-3,3e-3", *VARY[2:], "--method=grid", "--launcher=local")
+CONFIRMED = (*TWO_POINTS, "--confirm=2", "--max_concurrent=4")
 
 
 @pytest.fixture
@@ -81,17 +83,15 @@ def test_a_sweep_trains_its_trials_and_names_the_best(place, sweep):
         assert "was begun with --" in said or "give more to prolong it" in said
     assert len(place.launches()) == 3
 
-    (place.sweep_paths.training_runs / "1" / "trial.json").write_text("{")
-    foreign = place.sweep_paths.training_runs / "2" / "trial.json"
+    place.file(1, TRIAL).write_text("{")
+    foreign = place.file(2, TRIAL)
     foreign.write_text(foreign.read_text().replace('"number": 2', '"number": 3'))
     code, printed, _ = sweep("status")
     assert "left out: trial 1: " in printed
     assert "left out: trial 2: " in printed
     assert sweep()[0] == 0
     assert sorted(place.launches()) == ["0", "1", "2", "3", "4"]  # two others in their place
-    assert json.loads((place.sweep_paths.training_runs / "3" / "trial.json").read_text())[
-        "ended"
-    ] == [0]
+    assert json.loads(place.file(3, TRIAL).read_text())["ended"] == [0]
     code, printed, _ = sweep("--trials=4")  # more than before prolongs it
     assert (code, len(place.launches())) == (0, 6)
     assert ": ended, 4 of 4 trials" in printed
@@ -115,8 +115,7 @@ def test_a_sweep_goes_on_beside_the_training_of_its_graph(place, sweep):
 
 def test_what_is_better_on_fresh_seeds_becomes_the_skills_settings(place, sweep):
     place.order(success=0.95)
-    flags = ("--vary", "lr=choice:1e-3,3e-3", *VARY[2:], "--method=grid", "--launcher=local")
-    code, printed, said = sweep(*flags, "--confirm=2", "--max_concurrent=4", "--keep_winner")
+    code, printed, said = sweep(*CONFIRMED, "--keep_winner")
     assert code == 0, said
     assert "these are the settings of Collect Wood now" in printed
     assert "lr = 0.003" in place.graph_paths.tuned_file("Collect Wood").read_text()
@@ -151,8 +150,7 @@ def test_an_evaluation_that_breaks_off_confirms_nothing(place, sweep, monkeypatc
 
     with monkeypatch.context() as patch:
         patch.setattr("flowrl.tuning.outcome.confined_run", broken)
-        flags = ("--vary", "lr=choice:1e-3,3e-3", *VARY[2:], "--method=grid", "--launcher=local")
-        found, _, said = sweep(*flags, "--confirm=2", "--max_concurrent=4")
+        found, _, said = sweep(*CONFIRMED)
         assert found == 1
         assert why in said.splitlines()[-1]
     assert not place.sweep_paths.outcome_json.exists()
@@ -181,9 +179,7 @@ def test_a_trial_that_is_tried_again_begins_anew_in_its_folder(place, sweep):
     code, _, said = sweep(*QUICK, "--trials=1", "--retry_backoff=0.1")
     assert code == 0, said
     assert place.launches() == ["0", "0"]
-    assert (
-        json.loads((place.sweep_paths.training_runs / "0" / "run.json").read_text())["attempt"] == 2
-    )
+    assert json.loads(place.file(0, "run.json").read_text())["attempt"] == 2
     outcome = place.records("outcome.json")[0]
     assert outcome["score"] > 0
     assert (outcome["frames"], outcome["seconds"]) == (15_000, pytest.approx(1.5))
@@ -192,7 +188,7 @@ def test_a_trial_that_is_tried_again_begins_anew_in_its_folder(place, sweep):
 def test_a_trial_that_is_pruned_counts_with_what_it_has(place, sweep, capsys):
     place.order(update_seconds=1.0)
     process = place.start(*QUICK, "--trials=1")
-    until((place.sweep_paths.training_runs / "0" / "progress.json").exists)
+    until(place.file(0, "progress.json").exists)
     code, _, said = sweep(*QUICK, "--trials=1")  # a second sweep of the name is refused
     assert code == 75
     assert str(process.pid) in said
@@ -228,35 +224,20 @@ def test_asha_ends_the_trials_that_are_behind(place, sweep):
     [
         (("--vary", "lr=log:1e-2:1e-4"), "min 0.01 must be below max 0.0001"),
         (("--vary", "layer_size=pow2:32:64"), "the same for all experts"),
-        (("--vary", "lr=log:1e-4:1e-2", "--budget=7x"), "--budget 7x is neither a time"),
-        (("--vary", "lr=log:1e-4:1e-2", "--objective=deaths=1"), "deaths is not measured here"),
-        (("--vary", "lr=log:1e-4:1e-2", "--confirm=1"), "--confirm 1 confirms nothing"),
-        (
-            (*VARY[:2], "--merge_policy=eval_gate", "--merge_objective=x=1"),
-            "x is not measured here",
-        ),
+        ((*VARY[:2], "--budget=7x"), "--budget 7x is neither a time"),
+        ((*VARY[:2], "--objective=deaths=1"), "deaths is not measured here"),
+        ((*VARY[:2], "--confirm=1"), "--confirm 1 confirms nothing"),
+        ((*VARY[:2], "--merge_policy=eval_gate", "--merge_objective=x=1"), "x is not measured"),
         ((), "say what is varied"),
         ((*VARY[:2], "--space=x.toml"), "--vary and --space both say what is varied"),
         (("--vary", "num_envs=choice:63,65", "--env_shards=32"), "finds no point for trial 0"),
-        (
-            ("--vary", "lr=log:1e-4:1e-2", "--skill=Collect Stone"),
-            "has no expert yet; flowrl train",
-        ),
-        (("--vary", "lr=log:1e-4:1e-2", "--max_nodes=1"), "flowrl sweep has no flag --max_nodes;"),
-        (
-            ("--vary", "lr=log:1e-4:1e-2", "--max_parallel_skills=4"),
-            "flowrl sweep has no flag --max_parallel_skills",
-        ),
-        (("--vary", "lr=log:1e-4:1e-2", "--replicas=2", "--pruner=asha"), "--pruner cannot end"),
-        (
-            ("--vary", "lr=log:1e-4:1e-2", "--keep_winner", "--confirm=0"),
-            "--keep_winner keeps a confirmed point's expert; --confirm 0 has none",
-        ),
-        (
-            ("--vary", "lr=log:1e-4:1e-2", "--engine=ray", "--cpus_per_run=1"),
-            "--cpus_per_run does nothing with --engine ray",
-        ),
-        (("--vary", "lr=log:1e-4:1e-2", "--skill=Collect Wod"), "there is no skill 'Collect Wod'"),
+        ((*VARY[:2], "--skill=Collect Stone"), "has no expert yet; flowrl train"),
+        ((*VARY[:2], "--max_nodes=1"), "flowrl sweep has no flag --max_nodes;"),
+        ((*VARY[:2], "--max_parallel_skills=4"), "flowrl sweep has no flag --max_parallel_skills"),
+        ((*VARY[:2], "--replicas=2", "--pruner=asha"), "--pruner cannot end"),
+        ((*VARY[:2], "--keep_winner", "--confirm=0"), "--keep_winner keeps a confirmed point's"),
+        ((*VARY[:2], "--engine=ray", "--cpus_per_run=1"), "--cpus_per_run does nothing with"),
+        ((*VARY[:2], "--skill=Collect Wod"), "there is no skill 'Collect Wod'"),
         (("--status",), "write flowrl sweep status GRAPH --name NAME"),
         (("--apply",), "write flowrl sweep apply GRAPH --name NAME"),
         (("--forget",), "write flowrl sweep forget GRAPH --name NAME"),
@@ -288,9 +269,7 @@ def test_a_trial_that_a_user_lets_try_again_counts_anew(place, sweep, capsys):
     assert sweep(*flags)[0] == 1
     assert place.records("outcome.json")[0]["score"] is None
     assert ": ended, 1 of 1 trials" in sweep("status")[1]
-    (
-        place.sweep_paths.training_runs / "0" / "outcome.json"
-    ).unlink()  # as the trial's next start does
+    place.file(0, OUTCOME).unlink()  # as the trial's next start does
     first, second, *_ = sweep("status")[1].splitlines()
     assert ": searching, 0 of 1 trials" in first
     assert "no sweeper lives" in second
@@ -306,12 +285,11 @@ def test_a_trial_that_a_user_lets_try_again_counts_anew(place, sweep, capsys):
 
 def test_a_seed_that_was_tried_again_is_not_played_nor_compared(place, sweep, monkeypatch):
     place.order(success=0.95, fails_once=True)  # each second attempt has another seed
-    flags = ("--vary", "lr=choice:1e-3,3e-3", *VARY[2:], "--method=grid", "--launcher=local")
     played: list[EvaluateTrials] = []
     monkeypatch.setattr(
         "flowrl.tuning.outcome.confined_run", lambda order, *_, **__: played.append(order)
     )
-    code, printed, said = sweep(*flags, "--confirm=2", "--retry_backoff=0.1")
+    code, printed, said = sweep(*TWO_POINTS, "--confirm=2", "--retry_backoff=0.1")
     assert code == 0, said
     assert played == []
     assert "no point is confirmed" in printed
@@ -364,11 +342,8 @@ def test_a_trained_skill_is_tuned_as_its_own_run_was_trained(tmp_path):
     making.finish(ready.run_paths, {0: 50})
     making.merge(graph_paths, ready)
     records.write(graph_paths.config_json, to_json(with_flags(BottomUpConfig(), lr=0.25)))
-    found, default = (
-        training_config(SweepConfig(skill="Collect Wood"), graph_paths).ppo,
-        PPOConfig(),
-    )
-    assert found == dataclasses.replace(default, lr=0.5), "what files and sweeps set may change"
+    found = training_config(SweepConfig(skill="Collect Wood"), graph_paths).ppo
+    assert found == PPOConfig(lr=0.5), "what files and sweeps set may change"
     assert training_config(SweepConfig(skill="Place Table"), graph_paths).ppo.lr == 0.25
 
 
@@ -388,8 +363,7 @@ def test_the_status_of_a_sweep_has_whole_trials_first_and_marks_those_that_were_
 
 def test_the_status_of_a_graph_shows_each_of_its_sweeps(place, sweep, capsys):
     place.order(success=0.95)
-    flags = ("--vary", "lr=choice:1e-3,3e-3", *VARY[2:], "--method=grid", "--launcher=local")
-    assert sweep(*flags, "--confirm=2", "--max_concurrent=4")[0] == 0
+    assert sweep(*CONFIRMED)[0] == 0
     other = SweepPaths(place.graph_paths.sweeps / "other")
     create_sweep(Sweep(other, a_record()), place.graph_paths, GRAPH)
     assert not place.graph_paths.scheduler_state.exists()

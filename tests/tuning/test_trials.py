@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import itertools
 import json
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -37,13 +36,6 @@ def test_a_given_point_whose_trial_is_torn_is_tried_again(tmp_path, torn):
     again = next_trial(sweep, [left], 2)
     assert again.point == sweep.record.starts[torn]
     assert next_trial(sweep, [left, BegunTrial(again, None)], 3).point not in sweep.record.starts
-
-
-def test_a_proposal_is_the_same_in_any_order_of_its_history(tmp_path):
-    sweep = a_sweep(tmp_path)
-    tried = [a_trial(0, 1e-3, 0.5), a_trial(1, 2e-3, 0.6), a_trial(2, 3e-3)]
-    found = {repr(next_trial(sweep, order, 3).point) for order in itertools.permutations(tried)}
-    assert len(found) == 1
 
 
 def test_a_proposal_is_recomputed_from_the_numbers_that_it_names(tmp_path):

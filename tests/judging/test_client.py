@@ -14,9 +14,9 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from flowrl.judging.judge import Budget, Cost, JudgeUnavailableError, SkillText
-from flowrl.llm.client import DeadlineError, within
 
-openai = pytest.importorskip("openai")
+pytest.importorskip("openai")
+from flowrl.judging.openai import DeadlineError, OpenAIJudge, within
 
 SECONDS = 1.0
 BOMB = gzip.compress(b" " * 2**28)  # a quarter of a gigabyte in 260 kB
@@ -77,8 +77,6 @@ def lying(seed: int):
 
 @pytest.mark.parametrize("seed", range(24))
 def test_an_endpoint_that_lies_ends_within_its_seconds_and_bytes(seed, monkeypatch):
-    from flowrl.judging.openai import OpenAIJudge
-
     monkeypatch.setenv("OPENAI_API_KEY", "sk-none")
     with lying(seed) as url:
         budget = Budget(Cost(calls=100, tokens=10**6, seconds=SECONDS))
