@@ -21,12 +21,12 @@ from flowrl.launchers.local import LocalLauncher
 from flowrl.launchers.tmux import TmuxLauncher
 from flowrl.llm.flow import Flow
 from flowrl.parallel import start, training, training_backend
-from flowrl.parallel.events import NewSkill, RunRequest
+from flowrl.parallel.events import RunRequest
 from flowrl.parallel.feeder import Feeder
 from flowrl.parallel.scaling import Scaling
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.skill_sources import Library, SkillSources, open_graph, skill_configs
-from flowrl.parallel.status import Completed, Held, Waiting
+from flowrl.parallel.status import Completed, Entry, Held, Waiting
 from flowrl.parallel.training_backend import TrainingBackend
 from flowrl.paths import GraphPaths, RunPaths
 from flowrl.runs import TrainConfig, read_run
@@ -234,7 +234,7 @@ def strict(bench):
     flow, scheduler = SimpleNamespace(requested=(WOOD,)), bench.scheduler()
     codes = []
     with scheduler:
-        scheduler.add_skills([NewSkill(skill=WOOD, expert=0, status=DONE)])
+        scheduler.add_skills([Entry(skill=WOOD, expert=0, status=DONE)])
         for words in [], ["--strict"]:
             strict = bench.parsed(*words).graph.strict
             sources = SkillSources(bench.graph_paths)
@@ -255,7 +255,7 @@ def curriculum(bench):
     scheduler, graph_paths = bench.scheduler(), bench.graph_paths
     with scheduler:
         for expert, (name, (status, curve)) in enumerate(tried.items()):
-            scheduler.add_skills([NewSkill(skill=name, expert=expert, status=status)])
+            scheduler.add_skills([Entry(skill=name, expert=expert, status=status)])
             folder = graph_paths.failed_run(expert, name, 1)
             folder.mkdir(parents=True)
             for number, success in enumerate(curve, start=2):
@@ -292,7 +292,7 @@ def test_the_exit_code_counts_what_was_asked_for_and_what_is_left(
         for n, (name, status) in enumerate(((WOOD, wood), ("Stack Wood", stack))):
             expert = n if status is DONE else None
             if status is not None:
-                scheduler.add_skills([NewSkill(skill=name, expert=expert, status=status)])
+                scheduler.add_skills([Entry(skill=name, expert=expert, status=status)])
         scheduler.stopped_on_request = stopped
         flow = SimpleNamespace(requested=(WOOD,))
         feeder = Feeder(flow, SkillSources(bench.graph_paths), scheduler, skills={})

@@ -21,7 +21,7 @@ from flowrl.errors import NameRefusedError
 from flowrl.launchers.base import Job
 from flowrl.launchers.local import LocalLauncher
 from flowrl.launchers.tmux import TmuxLauncher
-from flowrl.parallel.events import NewSkill, RunRequest
+from flowrl.parallel.events import RunRequest
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.state import check_new_skills
 from flowrl.parallel.status import Entry
@@ -229,8 +229,8 @@ def test_slugs_are_one_to_one_or_refused(names):
             name = display_name(text)
             if name in admitted.values():
                 continue
-            known = {n: Entry(skill=n, needs=(), order=0) for n in admitted.values()}
-            check_new_skills([NewSkill(skill=name)], known)
+            known = {n: Entry(skill=n, needs=()) for n in admitted.values()}
+            check_new_skills([Entry(skill=name)], known)
         except NameRefusedError:
             continue
         word = slug(name)

@@ -38,7 +38,6 @@ from flowrl.parallel.events import (
     Command,
     ControlRequest,
     Event,
-    NewSkill,
     SkillEvent,
     StatusChange,
     StopMode,
@@ -212,7 +211,7 @@ class SkillScheduler:
         needs = tuple(dict.fromkeys(map(display_name, dependency_skill_names)))
         entry = self.state.entries.get(name)
         if entry is None:
-            self.add_skills([NewSkill(skill=name, needs=needs, priority=priority)])
+            self.add_skills([Entry(skill=name, needs=needs, priority=priority)])
         elif set(entry.needs) != set(needs):
             raise GraphError(
                 f"{name!r} is there with the needs {list(entry.needs)}, not {list(needs)}; give "
@@ -221,7 +220,7 @@ class SkillScheduler:
         if skill is not None:
             self.skills[name] = skill
 
-    def add_skills(self, skills: Collection[NewSkill]) -> None:
+    def add_skills(self, skills: Collection[Entry]) -> None:
         """Add all of the skills or none, in any order; raises as `add_skill` does."""
         self._apply(events.SkillsAdded(tuple(skills)))
 

@@ -22,10 +22,10 @@ from flowrl.experts.manifest import Manifest
 from flowrl.experts.store import ExpertStore
 from flowrl.launchers.base import Job
 from flowrl.measures.objectives import read_curve
-from flowrl.parallel.events import NewSkill, RunRequest
+from flowrl.parallel.events import RunRequest
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.state import StateFile
-from flowrl.parallel.status import FRESH, Active, Completed, Failed, Running, Waiting
+from flowrl.parallel.status import FRESH, Active, Completed, Entry, Failed, Running, Waiting
 from flowrl.parallel.training_backend import TrainingBackend
 from flowrl.parallel.training_setup import (
     PreparedRun,
@@ -306,5 +306,5 @@ class Sweeper:
             run = read_run(run_paths)
             since = datetime.fromtimestamp(run_paths.run_json.stat().st_mtime, UTC)
             status = Running(run_id=run.run_id, attempt=run.attempt, handle=None, since=since)
-        new = NewSkill(skill=self.sweep.skill_of(number), expert=number, status=status)
+        new = Entry(skill=self.sweep.skill_of(number), expert=number, status=status)
         self._scheduler.add_skills([new])

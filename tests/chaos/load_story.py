@@ -23,10 +23,10 @@ from flowrl.errors import BusyError, FileRefusedError
 from flowrl.launchers import run_status
 from flowrl.launchers.base import Job
 from flowrl.launchers.local import LocalLauncher
-from flowrl.parallel.events import NewSkill, RunRequest
+from flowrl.parallel.events import RunRequest
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.state import SchedulerState, StateFile
-from flowrl.parallel.status import Failed, Held
+from flowrl.parallel.status import Entry, Failed, Held
 from flowrl.parallel.training_setup import remove_part_files
 from flowrl.storage import locks
 from tests.launchers.conftest import SUCCEED
@@ -35,16 +35,16 @@ NEVER = "Never"
 TRAINER = "import sys, time\ntime.sleep(float(sys.argv[1]))\n"
 
 
-def skills_of(skills: int, runs: int) -> list[NewSkill]:
+def skills_of(skills: int, runs: int) -> list[Entry]:
     """The graph: the same for the same numbers."""
     chance = random.Random(skills)
     held = Held(why="never trained", attempt=1, at=datetime.now(UTC))
-    graph = [NewSkill(skill=NEVER, status=held)]
+    graph = [Entry(skill=NEVER, status=held)]
     for number in range(skills - 1):
         near = range(max(0, number - 50), number)
         needs = {f"Skill {n}" for n in chance.sample(near, min(len(near), chance.randint(0, 2)))}
         needs |= {NEVER} if number >= runs else set()
-        graph.append(NewSkill(skill=f"Skill {number}", needs=tuple(sorted(needs))))
+        graph.append(Entry(skill=f"Skill {number}", needs=tuple(sorted(needs))))
     return graph
 
 

@@ -555,7 +555,7 @@ def _state(attempt: int) -> SchedulerState:
     )
     statuses = [running, *(Waiting(attempt=attempt) for _ in range(20))]
     entries = [
-        Entry(skill=f"Skill {order}", needs=(), order=order, status=status, expert=order)
+        Entry(skill=f"Skill {order}", status=status, expert=order)
         for order, status in enumerate(statuses)
     ]
     return state_of_entries(entries, next_expert=len(entries))

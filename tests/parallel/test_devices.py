@@ -49,10 +49,7 @@ SAPLING, DRINK = "Collect Sapling", "Collect Drink"
 def slots(devices, *, each, running=(), runs=99):
     schedule = ScheduleConfig(max_parallel_skills=runs, devices_per_run=each)
     context = StepContext(now=NOW, schedule=schedule, devices=devices)
-    entries = [
-        Entry(skill=str(order), needs=(), order=order, status=status)
-        for order, status in enumerate(running)
-    ]
+    entries = [Entry(skill=str(order), status=status) for order, status in enumerate(running)]
     return Slots(context, entries)
 
 

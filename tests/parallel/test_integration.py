@@ -16,8 +16,8 @@ from flowrl.errors import EXIT_BUSY
 from flowrl.launchers.local import LocalLauncher
 from flowrl.launchers.run_status import lock_held
 from flowrl.launchers.tmux import TmuxLauncher
-from flowrl.parallel.events import NewSkill
 from flowrl.parallel.scheduler import SkillScheduler
+from flowrl.parallel.status import Entry
 from flowrl.paths import RunPaths, session_name
 from flowrl.runs import read_run
 from flowrl.skills.graph import SkillGraph
@@ -104,7 +104,7 @@ def test_experts_0_5_10_and_50_become_five_networks_with_the_new_one(place, laun
         graph = SkillGraph([*providers.values(), last])
         daemon.set_callbacks(backend=StandInBackend(place.graph_paths, BottomUpConfig(), graph))
         for number, skill in providers.items():
-            daemon.add_skills([NewSkill(skill=skill.name, expert=number)])
+            daemon.add_skills([Entry(skill=skill.name, expert=number)])
         daemon.add_skill("Last", {}, graph.needs("Last"))
         assert daemon.run().complete
     archive = RunPaths(place.graph_paths.skill_folder(51, "Last"), 51)

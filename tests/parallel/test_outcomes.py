@@ -21,7 +21,7 @@ RUNNING = Running(run_id="e0.a1.x", attempt=1, handle=None, since=NOW)
 MERGING = Merging(
     run_id="e0.a1.x", attempt=1, frames=8, success_rate=0.5, wall_seconds=1.0, since=NOW
 )
-ENTRY = Entry(skill="A", needs=(), order=0, status=RUNNING, expert=0)
+ENTRY = Entry(skill="A", status=RUNNING, expert=0)
 
 RESULT = RunResult(
     run_id="e0.a1.x", frames=8, experts=(), success_rate=0.5, step_success=(0.5,),

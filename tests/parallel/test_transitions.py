@@ -10,13 +10,14 @@ import pytest
 from flowrl.config import ScheduleConfig
 from flowrl.launchers.base import ExitCause, Exited, Handle
 from flowrl.parallel import events
-from flowrl.parallel.events import ControlRequest, NewSkill, RunRequest, StopMode, Verb
+from flowrl.parallel.events import ControlRequest, RunRequest, StopMode, Verb
 from flowrl.parallel.outcomes import StepContext
 from flowrl.parallel.state import SchedulerState
 from flowrl.parallel.status import (
     PAUSED,
     Blocked,
     Completed,
+    Entry,
     Failed,
     Held,
     Merging,
@@ -42,7 +43,7 @@ STOPPED = Exited(cause=ExitCause.STOPPED)
 def state_of(**statuses) -> SchedulerState:
     """Skills without needs in these statuses, experts 0, 1, …; what only waits has none yet."""
     skills = tuple(
-        NewSkill(skill=name, status=status, expert=None if isinstance(status, Waiting) else number)
+        Entry(skill=name, status=status, expert=None if isinstance(status, Waiting) else number)
         for number, (name, status) in enumerate(statuses.items())
     )
     before = NOW - timedelta(seconds=1)
@@ -221,8 +222,8 @@ def test_what_was_ordered_is_ordered_again_after_a_restart():
 
 
 def test_skills_that_are_added_under_way_are_ordered_again():
-    skill = NewSkill(skill="A", status=replace(RUNNING, handle=None), expert=4)
-    _, ordered = then(SchedulerState(), events.SkillsAdded((skill, NewSkill(skill="B"))))
+    skill = Entry(skill="A", status=replace(RUNNING, handle=None), expert=4)
+    _, ordered = then(SchedulerState(), events.SkillsAdded((skill, Entry(skill="B"))))
     assert [(type(item), item.request.expert) for item in ordered] == [(events.Launch, 4)]
 
 
