@@ -22,7 +22,7 @@ from flowrl.experts.manifest import Manifest
 from flowrl.experts.store import ExpertStore
 from flowrl.launchers.base import Job
 from flowrl.measures.objectives import read_curve
-from flowrl.parallel.events import RunRequest
+from flowrl.parallel.events import RunRequest, Verb
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.state import StateFile
 from flowrl.parallel.status import FRESH, Active, Completed, Entry, Failed, Running, Waiting
@@ -245,7 +245,7 @@ class Sweeper:
             if should_prune(number, curves, rungs):
                 judged = CutRecord(frames=int(curves[number][-1][0]))
                 records.write(self.sweep.run(number).folder / JUDGED, judged)
-                self._scheduler.prune(self.sweep.skill_of(number))
+                self._scheduler.ask(self.sweep.skill_of(number), Verb.PRUNE)
 
     def _curve(self, each: BegunTrial) -> ScoreCurve:
         """The score by frames; that of a trial that ended by itself counts on to the horizon."""

@@ -23,7 +23,7 @@ from flowrl.errors import BusyError, FileRefusedError
 from flowrl.launchers import run_status
 from flowrl.launchers.base import Job
 from flowrl.launchers.local import LocalLauncher
-from flowrl.parallel.events import RunRequest
+from flowrl.parallel.events import RunRequest, Verb
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.state import SchedulerState, StateFile
 from flowrl.parallel.status import Entry, Failed, Held
@@ -220,7 +220,7 @@ def main(root: Path, skills: int, runs: int, slots: int) -> int:
             if not failed or (root / "stop").exists():
                 return 0
             for skill in failed:
-                scheduler.retry(skill)
+                scheduler.ask(skill, Verb.RETRY)
 
 
 if __name__ == "__main__":

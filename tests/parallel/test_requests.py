@@ -189,7 +189,7 @@ def test_a_daemon_that_is_killed_while_it_stops_goes_on_stopping(start, world):
 
 def test_resume_all_takes_a_stop_back_and_wakes_only_what_was_paused(start, world):
     scheduler = start("A", "B", "C")
-    scheduler.hold("C", "not asked for")
+    scheduler.ask("C", Verb.PAUSE, why="not asked for")
     scheduler.tick()
     assert asked(scheduler, Verb.PAUSE) == "done"
     for name in "AB":

@@ -13,6 +13,7 @@ from flowrl.errors import GraphError, NameRefusedError, SkillError
 from flowrl.launchers.base import Lost
 from flowrl.launchers.tmux import TmuxLauncher
 from flowrl.parallel import SkillScheduler
+from flowrl.parallel.events import Verb
 from flowrl.parallel.status import (
     CANCELLED,
     NOT_ASKED_FOR,
@@ -126,7 +127,7 @@ def test_no_more_runs_than_slots_and_the_higher_priority_first(start, world):
         (lambda s: s.add_skill("A_b"), NameRefusedError, "'A b' and 'A_b'"),
         (lambda s: s.add_skills([Entry(skill="N"), Entry(skill="N")]), GraphError, "N"),
         (lambda s: s.add_skills([Entry(skill="N", expert=7)]), GraphError, "expert 7"),
-        (lambda s: s.retry("Nobody"), GraphError, "Nobody"),
+        (lambda s: s.ask("Nobody", Verb.RETRY), GraphError, "Nobody"),
     ],
     ids=["unknown", "changed", "itself", "circle", "newline", "slug", "twice", "expert", "ask"],
 )
