@@ -31,13 +31,14 @@ from flowrl.parallel.training_backend import TrainingBackend
 from flowrl.paths import GraphPaths, RunPaths
 from flowrl.runs import TrainConfig, read_run
 from flowrl.skills.graph import SkillGraph
+from tests.machine import program
 from tests.parallel.making import TABLE, WOOD, finish
 from tests.parallel.scheduling import NOW
 from tests.parallel.stand_in_story import Place
 from tests.skills.making import skill_text
 from tests.test_config import needed, other_value
 
-NVIDIA_SMI = """#!/bin/sh
+NVIDIA_SMI = """
 echo "0, GPU-aaaa, 81559"
 echo "1, GPU-bbbb, 81559"
 echo "2, GPU-cccc, 81559"
@@ -352,11 +353,8 @@ def skill_timesteps_budget(bench):
 
 def install_nvidia_smi(bench: Bench) -> None:
     """A machine with three GPUs, and JAX's CUDA plugin."""
-    program = bench.folder / "bin" / "nvidia-smi"
-    storage.make_dir(program.parent)
-    program.write_text(NVIDIA_SMI)
-    program.chmod(0o755)
-    bench.monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    bin_folder = program(bench.folder / "bin" / "nvidia-smi", NVIDIA_SMI).parent
+    bench.monkeypatch.setenv("PATH", f"{bin_folder}:{os.environ['PATH']}")
     for name in ("CUDA_VISIBLE_DEVICES", "XLA_PYTHON_CLIENT_MEM_FRACTION"):
         bench.monkeypatch.delenv(name, raising=False)
     bench.monkeypatch.setattr(start, "CUDA_PLUGINS", ("json",))  # as if installed

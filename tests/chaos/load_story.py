@@ -30,6 +30,7 @@ from flowrl.parallel.status import Entry, Failed, Held
 from flowrl.parallel.training_setup import remove_part_files
 from flowrl.storage import locks
 from tests.launchers.conftest import SUCCEED
+from tests.parallel.scheduling import QuietBackend
 
 NEVER = "Never"
 TRAINER = "import sys, time\ntime.sleep(float(sys.argv[1]))\n"
@@ -48,7 +49,7 @@ def skills_of(skills: int, runs: int) -> list[Entry]:
     return graph
 
 
-class LoadBackend:
+class LoadBackend(QuietBackend):
     """Folders named by run id, and a ledger under a lock, as the manifest is."""
 
     def __init__(self, root: Path, figures: Figures) -> None:
@@ -82,10 +83,7 @@ class LoadBackend:
             if task.run_id not in merged:
                 storage.append_line(self.ledger, str(task.run_id))
         self.figures.merged += 1
-        return {"run_id": task.run_id, "frames": 3, "success_rate": 1.0, "wall_seconds": 0.1}
-
-    def archived_result(self, task: RunRequest) -> None:
-        pass
+        return {"run_id": task.run_id}
 
     def archive(self, task: RunRequest) -> None:
         self.discard(task)

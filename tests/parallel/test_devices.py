@@ -29,6 +29,7 @@ from flowrl.paths import GraphPaths
 from flowrl.runs import read_run
 from tests.games.test_a_game_of_ones_own import installed
 from tests.launchers.conftest import nothing_survives, server_folder  # noqa: F401
+from tests.machine import program
 from tests.parallel.making import GRAPH, WOOD
 from tests.parallel.scheduling import NOW
 from tests.parallel.stand_in_story import Place, ended
@@ -90,13 +91,10 @@ def test_sets_of_devices_never_overlap_more_than_they_may(devices, each, history
 @pytest.fixture
 def place(tmp_path, server_folder, monkeypatch):  # noqa: F811
     """A machine with four GPUs, as far as a daemon can see."""
-    program = tmp_path / "bin" / "nvidia-smi"
     (tmp_path / "plugins" / "jax_cuda12_plugin").mkdir(parents=True)
-    program.parent.mkdir()
     lines = "".join(f"{number}, GPU-{number}, 80000\\n" for number in range(4))
-    program.write_text(f"#!/bin/sh\nprintf '{lines}'\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    bin_folder = program(tmp_path / "bin" / "nvidia-smi", f"printf '{lines}'").parent
+    monkeypatch.setenv("PATH", f"{bin_folder}:{os.environ['PATH']}")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "plugins"))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     place = Place(tmp_path)

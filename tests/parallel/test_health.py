@@ -14,19 +14,16 @@ from flowrl.launchers.base import Lost
 from flowrl.parallel import health
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.paths import GraphPaths
+from tests import machine
 from tests.parallel.scheduling import FakeBackend, FakeLauncher, lines, status, words
 from tests.parallel.stand_in_story import Place, ended
 
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A file system of 1 MiB, which can be filled and made read-only."""
-    folder = storage.make_dir(tmp_path / "disk")
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("mounting a small disk needs root; the injected faults below stand in")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
+    """It can be filled and made read-only."""
+    with machine.small_disk(tmp_path / "disk", "1m") as folder:
+        yield folder
 
 
 @pytest.fixture

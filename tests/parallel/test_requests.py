@@ -21,7 +21,7 @@ from flowrl.parallel.health import daemon_of
 from flowrl.parallel.requests import MOST_AT_ONCE, log_responses, send_request
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.skill_sources import SkillSources
-from flowrl.parallel.status import Completed, Failed, StopReason
+from flowrl.parallel.status import Completed, StopReason
 from tests.parallel.making import GRAPH, TABLE, WOOD
 from tests.parallel.scheduling import Killed, exited, finished, lines, saved, status, words
 
@@ -124,16 +124,6 @@ def test_a_run_that_has_finished_before_it_could_be_cancelled_is_merged(start, w
     scheduler.tick()
     assert words(scheduler)["A"] == "completed"
     assert asked(scheduler, Verb.CANCEL, "A").startswith("refused: it is completed")
-
-
-def test_the_run_of_a_held_skill_is_put_aside_when_it_is_cancelled(start, world):
-    scheduler = two_skills(start)
-    run_id = world.folders["A"]
-    world.end("A", exited(ExitCause.SESSION_KILLED))
-    scheduler.tick()
-    assert asked(scheduler, Verb.CANCEL, "A") == "done"
-    assert world.discarded == [run_id]
-    assert isinstance(status(scheduler, "A"), Failed)
 
 
 def test_a_new_priority_decides_who_starts_next(start, world):
