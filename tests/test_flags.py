@@ -25,7 +25,7 @@ from flowrl.parallel.events import RunRequest
 from flowrl.parallel.feeder import Feeder
 from flowrl.parallel.scaling import Scaling
 from flowrl.parallel.scheduler import SkillScheduler
-from flowrl.parallel.skill_sources import Library, SkillSources, open_graph, skill_configs
+from flowrl.parallel.skill_sources import SkillSources, open_graph, skill_configs
 from flowrl.parallel.status import Completed, Entry, Held, Waiting
 from flowrl.parallel.training_backend import TrainingBackend
 from flowrl.paths import GraphPaths, RunPaths
@@ -62,7 +62,7 @@ class Bench:
         return config.parse(BottomUpConfig, [*own, *words])
 
     def graph(self, parsed: BottomUpConfig) -> SkillGraph:
-        return open_graph(Library.of(parsed), SkillSources(self.graph_paths))
+        return open_graph(parsed, SkillSources(self.graph_paths))
 
     def backend(self, *words: str) -> TrainingBackend:
         parsed = self.parsed(*words)

@@ -39,8 +39,26 @@ class Feeder:
         self._strict = strict
 
     def begin(self) -> None:
-        """Take up the state and add the first skills; may be called again after a full disk."""
-        self.take_up_state()
+        """Report what ended before this start, hold what is not requested, add the first skills.
+
+        It may be called again after a full disk.
+        """
+        for entry in list(self._scheduler.state.entries.values()):
+            requested = entry.skill in self._flow.requested
+            match entry.status:
+                case Completed() as done:
+                    self._flow.on_skill_complete(entry.skill)
+                    if requested:
+                        self._train_more(entry, done)
+                case Held(why=why) if requested and why == NOT_ASKED_FOR:
+                    self._scheduler.ask(entry.skill, Verb.RETRY)
+                case Waiting() | Blocked() if not requested and entry.trained is None:
+                    self._scheduler.ask(entry.skill, Verb.PAUSE, why=NOT_ASKED_FOR)
+                    self._flow.on_skill_failed(entry.skill)
+                case Failed() | Held() | Blocked():
+                    self._flow.on_skill_failed(entry.skill)
+                case _:
+                    pass
         self.add_next_skills()
 
     def add_next_skills(self) -> None:
@@ -68,25 +86,6 @@ class Feeder:
             status = self._scheduler.state.entries[each].status
             if isinstance(status, Held) and status.why == NOT_ASKED_FOR:
                 self._scheduler.ask(each, Verb.RETRY)
-
-    def take_up_state(self) -> None:
-        """Report what ended before this start, and hold skills that were not requested now."""
-        for entry in list(self._scheduler.state.entries.values()):
-            requested = entry.skill in self._flow.requested
-            match entry.status:
-                case Completed() as done:
-                    self._flow.on_skill_complete(entry.skill)
-                    if requested:
-                        self._train_more(entry, done)
-                case Held(why=why) if requested and why == NOT_ASKED_FOR:
-                    self._scheduler.ask(entry.skill, Verb.RETRY)
-                case Waiting() | Blocked() if not requested and entry.trained is None:
-                    self._scheduler.ask(entry.skill, Verb.PAUSE, why=NOT_ASKED_FOR)
-                    self._flow.on_skill_failed(entry.skill)
-                case Failed() | Held() | Blocked():
-                    self._flow.on_skill_failed(entry.skill)
-                case _:
-                    pass
 
     def add_blocked_skills(self) -> None:
         """Add the skills that can no longer start, so that `flowrl status` names them."""

@@ -50,7 +50,6 @@ from flowrl.parallel.events import SkillsAdded
 from flowrl.parallel.health import daemon_of
 from flowrl.parallel.skill_sources import (
     GraphRecord,
-    Library,
     SkillSources,
     open_graph,
     read_graph_record,
@@ -276,7 +275,7 @@ def found_skills(graph_paths: GraphPaths) -> tuple[Entry, ...]:
             f"{graph_paths.scheduler_state} away and start the scheduler with the flags it began "
             "with, which makes all of them anew"
         ) from error
-    graph = open_graph(Library.of(config), SkillSources(graph_paths))
+    graph = open_graph(config, SkillSources(graph_paths))
     return known_skills(graph_paths, graph, SchedulerState())
 
 
@@ -342,18 +341,14 @@ def repair(graph_paths: GraphPaths) -> Iterator[str]:
         return  # every other repair needs the manifest
     for check in _CHECKS:
         for finding in check(graph_paths):
-            yield _fixed(finding)
+            try:
+                yield finding.fix() if finding.fix else ""
+            except FlowrlError as error:
+                yield f"not repaired: {error}"
     ExpertStore(graph_paths).recover(pinned_versions(graph_paths))
     for key in notices.read(graph_paths):
         if key.startswith(NOTICE):
             notices.withdraw(graph_paths, key)
-
-
-def _fixed(finding: Finding) -> str:
-    try:
-        return finding.fix() if finding.fix else ""
-    except FlowrlError as error:
-        return f"not repaired: {error}"
 
 
 def _check_records(graph_paths: GraphPaths) -> Iterator[Finding]:

@@ -93,7 +93,7 @@ class SchedulerState:
                 return False
 
     def active(self) -> list[Entry]:
-        """The entries that are preparing, running or merging, in order of rank."""
+        """The entries as `active_entries` returns them."""
         return active_entries(self.entries)
 
     def launched(self) -> list[tuple[Entry, Handle]]:

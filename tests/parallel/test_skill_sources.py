@@ -12,7 +12,6 @@ from flowrl.config import BottomUpConfig, GraphConfig, PPOConfig, parse
 from flowrl.errors import ConfigError, FileRefusedError
 from flowrl.parallel import skill_sources
 from flowrl.parallel.skill_sources import (
-    Library,
     SkillSources,
     check_graph_record,
     for_skill,
@@ -152,7 +151,7 @@ def test_a_kept_skill_that_this_version_refuses_stops_only_what_needs_it(tmp_pat
     new = make_skill("New", gain="new", needs=("old",))
     keep(graph_paths, old, new, make_skill("Other", gain="other"))
     sources = SkillSources(graph_paths)
-    graph = open_graph(Library.of(config), sources)
+    graph = open_graph(config, sources)
     assert graph.skills.keys() == {*LIBRARY, "Other"}
     assert (
         f"{graph_paths.skill_file('Old')}: this version of flowrl refuses it: skill 'Old':"
@@ -164,7 +163,7 @@ def test_a_kept_skill_that_this_version_refuses_stops_only_what_needs_it(tmp_pat
     right = dataclasses.replace(old, reward=code.replace("jnp.inf", "9.0"))
     sources._fixed = lambda: {"Old"}  # an expert was trained on it
     sources.record(right)
-    again = open_graph(Library.of(config), SkillSources(graph_paths))
+    again = open_graph(config, SkillSources(graph_paths))
     assert again.skills.keys() == {*graph.skills, "Old", "New"}
     sources.record(old)
     assert sources.recorded()["Old"].reward == right.reward
