@@ -26,7 +26,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from flowrl import storage
-from flowrl.arguments import by_annotation
+from flowrl.calls import by_annotation
 from flowrl.config import Activation, Steps
 from flowrl.envs.base import StepOutput
 from flowrl.envs.skill_module import TaskModule, load_module, open_modules
