@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowrl import bottomup, bottomup_parallel, cli, config
+from flowrl import bottomup, bottomup_parallel, config
 from flowrl.config import BottomUpConfig, ScheduleConfig
 from flowrl.launchers.run_status import read_start
 from flowrl.parallel import start
@@ -113,15 +113,14 @@ def visible_to(place: Place, skill: str) -> str:
 
 
 @pytest.mark.tmux
-def test_runs_in_sessions_get_pairs_of_gpus_and_the_third_waits(place, capsys):
+def test_runs_in_sessions_get_pairs_of_gpus_and_the_third_waits(place, flowrl):
     place.order({skill: {"gate": "gate"} for skill in (WOOD, SAPLING, DRINK)})
     flags = (*TMUX, "--devices_per_run=2", "--max_parallel_skills=9", "--max_nodes=4")
     daemon = place.start(*flags)
     until(lambda: len(place.launches()) == 2)
     first, second = place.launches()
     assert {visible_to(place, first), visible_to(place, second)} == {"0,1", "2,3"}
-    assert cli.main(["status", str(place.graph_paths.root)]) == 0
-    shown = capsys.readouterr().out
+    shown = flowrl("status", place.graph_paths.root).out
     assert shown.count(" 0-1 ") == shown.count(" 2-3 ") == shown.count("a free slot") == 1
     place.open("gate")
     code, said = ended(daemon)
@@ -136,7 +135,7 @@ def test_runs_in_sessions_get_pairs_of_gpus_and_the_third_waits(place, capsys):
 
 
 @pytest.mark.tmux
-def test_a_real_trainer_trains_on_all_gpus_that_it_gets(place, tmp_path, monkeypatch, capsys):
+def test_a_real_trainer_trains_on_all_gpus_that_it_gets(place, tmp_path, monkeypatch, flowrl):
     """Two devices of the CPU are there for the GPUs, which JAX does not find."""
     monkeypatch.setenv("PYTHONPATH", installed(tmp_path))
     monkeypatch.setenv("XLA_FLAGS", f"{os.environ.get('XLA_FLAGS', '')} {HOST_DEVICES}")
@@ -148,8 +147,8 @@ def test_a_real_trainer_trains_on_all_gpus_that_it_gets(place, tmp_path, monkeyp
     assert visible_to(place, "Pick Berry") == "0,1"
     code, said = ended(daemon)
     assert code == 0, said
-    assert cli.main(["logs", "Pick Berry", "--graph_path", str(root)]) == 0
-    assert "32 environments in 2 shards on 2 devices" in capsys.readouterr().out
+    said = flowrl("logs", "Pick Berry", "--graph_path", root).out
+    assert "32 environments in 2 shards on 2 devices" in said
     assert read_run(place.graph_paths.archive(0, "Pick Berry")).config["num_devices"] == 2
 
 

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from flowrl import cli, notices, storage
+from flowrl import notices, storage
 from flowrl.errors import LaunchError
 from flowrl.launchers.base import Lost
 from flowrl.parallel import health
@@ -48,7 +48,7 @@ def fill(folder):
     return big
 
 
-def test_a_full_disk_pauses_and_goes_on_by_itself(on_disk, small_disk, world, caplog, capsys):
+def test_a_full_disk_pauses_and_goes_on_by_itself(on_disk, small_disk, world, caplog, flowrl):
     """FAULTS 25 and 26."""
     before = on_disk.graph_paths.scheduler_state.read_bytes()
     big = fill(small_disk)
@@ -58,8 +58,9 @@ def test_a_full_disk_pauses_and_goes_on_by_itself(on_disk, small_disk, world, ca
     assert not world.ledger, "nothing is merged"
     assert on_disk.graph_paths.scheduler_state.read_bytes() == before
     assert caplog.text.count("paused (disk)") == 1, "it is said once"
-    assert cli.main(["status", str(on_disk.graph_paths.root)]) == 0
-    assert "paused (disk)" in capsys.readouterr().out, "without a byte to note it in"
+    assert "paused (disk)" in flowrl("status", on_disk.graph_paths.root).out, (
+        "without a byte to note it in"
+    )
     big.unlink()
     on_disk.tick()
     assert words(on_disk) == {"A": "completed", "B": "running"}
