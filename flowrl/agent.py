@@ -26,7 +26,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from flowrl import storage
-from flowrl.arguments import by_annotation
+from flowrl.calls import by_annotation
 from flowrl.config import Activation, Steps
 from flowrl.envs.base import StepOutput
 from flowrl.envs.skill_module import TaskModule, load_module, open_modules
@@ -290,7 +290,7 @@ class Agent:
 
 
 def _cause(output: StepOutput, causes: Sequence[str]) -> str:
-    """What the player died of in a timestep, if it did."""
+    """The cause of the death in a timestep, if it was one."""
     died = output.done & ~output.truncated & ~output.task_success[output.task]
     return causes[int(np.argmax(output.cause))] if causes and died else ""
 

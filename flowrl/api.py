@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from flowrl import config as configs
-from flowrl.arguments import Count, Seed, arguments, by_annotation, closest_flag, value_given
+from flowrl.arguments import Count, Seed, arguments, closest_flag
+from flowrl.calls import by_annotation, value_given
 from flowrl.config import BottomUpConfig, Sandbox
 from flowrl.errors import ConfigError
 from flowrl.experts.store import ExpertStore

@@ -11,13 +11,11 @@ import dataclasses
 import difflib
 import functools
 import inspect
-import operator
 import os
 import re
 import tomllib
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from decimal import Decimal, DecimalException
 from pathlib import Path
@@ -26,7 +24,6 @@ from typing import (
     Annotated,
     Any,
     Literal,
-    ParamSpec,
     TypeVar,
     Union,
     get_args,
@@ -38,13 +35,12 @@ import tyro
 
 from flowrl import storage
 from flowrl.errors import ConfigError, FileRefusedError, closest, closest_file, format_error
-from flowrl.paths import DEFAULT_GRAPH, given_path, is_graph, plain
+from flowrl.paths import DEFAULT_GRAPH, is_graph, plain
 from flowrl.storage import records
 
 Origin = Literal["command line", "environment", "config file", "run.json"]
 Given = dict[str, Sequence[str]]  # a field's name → its words, as they were given
 Kind = TypeVar("Kind")
-P = ParamSpec("P")
 GraphArgument = tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="GRAPH")]]
 # Numbers that a machine has room for, and steps that a record can hold.
 Count = Annotated[int, records.at_least(1), records.at_most(10**6)]
@@ -287,40 +283,6 @@ def value_of(kind: type, name: str, words: Sequence[str], place: str = "") -> An
     except ValueError as error:
         shown = f"{argument.shown} ({place})" if place else argument.shown
         raise ConfigError(f"{shown} {error}") from error
-
-
-def by_annotation(place: str) -> Callable[[Callable[P, Kind]], Callable[P, Kind]]:
-    """Let a Python function read each of its arguments by its annotation, as a flag's value is.
-
-    A path may begin with `~`. ConfigError names the `place` and the argument.
-    """
-
-    def decorated(function: Callable[P, Kind]) -> Callable[P, Kind]:
-        @functools.wraps(function)
-        def reading(*args: P.args, **named: P.kwargs) -> Kind:
-            hints = get_type_hints(function, include_extras=True)
-            call = inspect.signature(function).bind(*args, **named)
-            for name in call.arguments.keys() & hints.keys():
-                said = f"{place}: {name}"
-                call.arguments[name] = value_given(said, hints[name], call.arguments[name])
-            return function(*call.args, **call.kwargs)
-
-        return reading
-
-    return decorated
-
-
-def value_given(place: str, kind: Any, value: Any) -> Any:
-    """Return the value that a Python call was given for an argument; ConfigError says the place."""
-    if not isinstance(value, bool):
-        with suppress(TypeError):
-            value = operator.index(value)  # NumPy's whole numbers, too
-    if kind == str | int:
-        kind = int if type(value) is int else str
-    try:
-        return given_path(value) if kind == str | Path else records.from_json(kind, value)
-    except (ConfigError, records.MalformedError) as error:
-        raise ConfigError(f"{place} {error}") from error
 
 
 def _print_help(kind: type, *, prog: str) -> None:

@@ -157,7 +157,16 @@ def open_plan(
     config = configs.from_json(PPOConfig, run.config)
     use_compile_cache(config.compile_cache)
     check_backend()
-    return run, module, _open_player(config, module, watch)
+    walk = make_env(
+        config.env_name,
+        module,
+        max_task_steps=config.max_task_steps,
+        sight=config.sight,
+        keep_needs=config.keep_needs,
+    )
+    cache = open_cache(config, walk)
+    env = BatchedEnv(walk, stock=ROWS, cache=cache)
+    return run, module, player(env, config, cache, watch)
 
 
 def _episodes(play: Play, params: Any, *, episodes: int, seed: int) -> list[Tally]:
@@ -181,31 +190,17 @@ def load_experts(store: ExpertStore, run: TrainingRun) -> Any:
     )
 
 
-def _open_player(config: PPOConfig, module: TaskModule, watch: Watch | None = None) -> Play:
-    """A function that lets experts play a module's plan: the first episode of each environment.
-
-    It takes parameters with leaves `[E, …]`, a random key and a number B ≤ ROWS of environments,
-    and returns a Tally of NumPy arrays `[B, …]`. Its programs are the same for every plan of
-    library skills. ROWS worlds lie ready: only the first episode of each environment counts.
-    `watch` is called before each timestep; the tally has what it returned in the first
-    RECORDED timesteps, also after an environment's first episode.
-    """
-    walk = make_env(
-        config.env_name,
-        module,
-        max_task_steps=config.max_task_steps,
-        sight=config.sight,
-        keep_needs=config.keep_needs,
-    )
-    cache = open_cache(config, walk)
-    env = BatchedEnv(walk, stock=ROWS, cache=cache)
-    return player(env, config, cache, watch)
-
-
 def player(
     env: BatchedEnv, config: PPOConfig, cache: ProgramCache, watch: Watch | None = None
 ) -> Play:
-    """As `_open_player`, in environments whose stock has ROWS worlds."""
+    """A function that lets experts play: the first episode of each environment.
+
+    It takes parameters with leaves `[E, …]`, a random key and a number B ≤ ROWS of environments,
+    and returns a Tally of NumPy arrays `[B, …]`. Its programs are the same for every plan of
+    library skills. The environments' stock has ROWS worlds: only their first episode counts.
+    `watch` is called before each timestep; the tally has what it returned in the first
+    RECORDED timesteps, also after an environment's first episode.
+    """
     pad = padding(env.num_experts)
     key = {
         "activation": config.activation,

@@ -18,8 +18,9 @@ from pathlib import Path
 
 from flowrl.config import ScheduleConfig
 from flowrl.parallel import events
-from flowrl.parallel.events import Event, NewSkill, Verb
+from flowrl.parallel.events import Event, Verb
 from flowrl.parallel.state import SchedulerState, StateFile
+from flowrl.parallel.status import Entry
 from flowrl.parallel.transitions import step
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -27,11 +28,11 @@ SCHEDULE = ScheduleConfig(max_parallel_skills=10)
 ROUNDS = 200
 
 
-def graph(size: int) -> tuple[NewSkill, ...]:
+def graph(size: int) -> tuple[Entry, ...]:
     """Skills that need two of the fifty before them."""
     dice = random.Random(size)
     return tuple(
-        NewSkill(
+        Entry(
             skill=f"Collect Thing {number}",
             needs=tuple({f"Collect Thing {dice.randrange(number - 50, number)}" for _ in "ab"})
             if number >= 50

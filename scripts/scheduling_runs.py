@@ -14,8 +14,9 @@ from typing import Any
 from flowrl.config import BottomUpConfig, to_json, with_flags
 from flowrl.launchers.base import Job
 from flowrl.launchers.launcher import Launcher
-from flowrl.parallel.events import NewSkill, RunRequest
+from flowrl.parallel.events import RunRequest
 from flowrl.parallel.scheduler import SkillScheduler
+from flowrl.parallel.status import Entry
 from flowrl.parallel.training_backend import TrainingBackend
 from flowrl.parallel.training_setup import PreparedRun, expected_shapes
 from flowrl.paths import GraphPaths, session_name
@@ -142,7 +143,7 @@ def sleepers(folder: Path, launcher: Launcher, *, sessions: int) -> Iterator[Ski
     """A scheduler whose runs sleep; they are ended at last."""
     with SkillScheduler(folder, launcher=launcher, max_parallel_skills=sessions) as scheduler:
         scheduler.set_callbacks(backend=SleepingBackend(folder))
-        scheduler.add_skills([NewSkill(skill=f"Task {number}") for number in range(sessions)])
+        scheduler.add_skills([Entry(skill=f"Task {number}") for number in range(sessions)])
         yield scheduler
         scheduler.run()
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from flowrl import cli
 from flowrl.launchers.sandbox import compile_cache
 from tests.waiting import limit
 
@@ -63,6 +64,17 @@ def memory(tmp_path) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory(dir=place) as folder:
         yield Path(folder)
+
+
+@pytest.fixture
+def flowrl(capsys):
+    """A function that gives the command line these words, and returns what it printed."""
+
+    def command(*words, code=0):
+        assert cli.main([*map(str, words)]) == code
+        return capsys.readouterr()
+
+    return command
 
 
 @pytest.fixture

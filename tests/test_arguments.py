@@ -222,16 +222,15 @@ def test_a_wrong_config_file_is_answered_in_one_line(tmp_path, text, expected):
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_that_is_not_there_is_answered_with_the_closest(tmp_path, capsys):
+def test_a_file_that_is_not_there_is_answered_with_the_closest(tmp_path, flowrl):
     (tmp_path / "mine.toml").touch()
     (tmp_path / "stack.py").touch()
     with pytest.raises(ConfigError, match=r"No such file .*; closest is 'mine\.toml'"):
         parse(BottomUpConfig, ["--config", str(tmp_path / "mnie.toml")])
-    assert cli.main(["check", str(tmp_path / "stak.py")]) == 1
-    assert "closest is 'stack.py'" in capsys.readouterr().out
+    assert "closest is 'stack.py'" in flowrl("check", tmp_path / "stak.py", code=1).out
 
 
-def test_a_variable_of_ours_that_is_no_flag_is_refused(monkeypatch, capsys):
+def test_a_variable_of_ours_that_is_no_flag_is_refused(monkeypatch, flowrl):
     monkeypatch.setenv("FLOWRL_VENV", "/of/the/scripts")
     monkeypatch.setenv("FLOWRL_LLM_URL", "http://llm")
     assert parse(BottomUpConfig, []) == BottomUpConfig()
@@ -242,8 +241,7 @@ def test_a_variable_of_ours_that_is_no_flag_is_refused(monkeypatch, capsys):
     monkeypatch.setenv("FLOWRL_XYZZY", "2")
     with pytest.raises(ConfigError, match="FLOWRL_XYZZY is no flag; unset it"):
         parse(BottomUpConfig, [])
-    assert cli.main(["status", "exp/demo"]) == 2
-    assert "FLOWRL_XYZZY is no flag; unset it" in capsys.readouterr().err
+    assert "FLOWRL_XYZZY is no flag; unset it" in flowrl("status", "exp/demo", code=2).err
 
 
 @pytest.mark.parametrize(
@@ -260,14 +258,14 @@ def test_the_programs_that_train_are_commands_with_the_same_flags(monkeypatch, w
     assert seen == [parse(kind, ["--graph-path=exp/demo", "--lr=3e-4"])]
 
 
-def test_an_interrupted_training_says_how_to_go_on(monkeypatch, capsys):
+def test_an_interrupted_training_says_how_to_go_on(monkeypatch, flowrl):
     def interrupted(config):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(bottomup_parallel, "train", interrupted)
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent))  # as in an activated environment
-    assert cli.main(["train", "exp/my demo"]) == EXIT_INTERRUPTED
-    assert "To go on: flowrl train 'exp/my demo'" in capsys.readouterr().err
+    said = flowrl("train", "exp/my demo", code=EXIT_INTERRUPTED).err
+    assert "To go on: flowrl train 'exp/my demo'" in said
 
 
 def test_a_config_that_is_no_plain_file_is_refused_and_never_waited_for(tmp_path):

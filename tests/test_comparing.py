@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from functools import partial
 
 import numpy as np
@@ -19,10 +18,9 @@ from flowrl.experts.merge import MERGE_RULES, MergeRule, eval_gate
 from flowrl.parallel import comparisons
 from flowrl.parallel.training_setup import PreparedRun, prepare_training_run
 from flowrl.paths import GraphPaths
-from flowrl.runs import read_result, write_result
 from flowrl.skills.graph import SkillGraph
-from tests.experts.making import content_digest, make_expert, tell_arrays
-from tests.parallel.making import LIBRARY, finish, make_skill, merge
+from tests.experts.making import make_expert, tell_arrays
+from tests.parallel.making import LIBRARY, finish, make_skill, merge, report_anew
 
 SAPLING = "Collect Sapling"
 GATE = MERGE_RULES["eval_gate"]
@@ -50,19 +48,13 @@ def run_of(graph_paths: GraphPaths, skill: str, expert: int) -> PreparedRun:
 def finished(ready: PreparedRun, *, action: int, acted: int) -> PreparedRun:
     """The run brings back an expert 0 that nearly always does one thing."""
     new = ready.run.expert
-    result = finish(ready.run_paths, {0: acted, new: 1} if new else {0: acted})
+    finish(ready.run_paths, {0: acted, new: 1} if new else {0: acted})
     folder = ready.run_paths.final(0)
     storage.remove_tree(folder)
     values = tuple(9.0 + acted / 1000 if number == action else 0.0 for number in range(17))
     make_expert(folder, f"{acted} frames", values=values)
     tell_arrays(folder)
-    report = dataclasses.replace(
-        result.experts[0], sha256=storage.tree_digest(folder), content=content_digest(folder)
-    )
-    write_result(
-        ready.run_paths, dataclasses.replace(result, experts=(report, *result.experts[1:]))
-    )
-    assert read_result(ready.run_paths).experts[0] == report
+    report_anew(ready.run_paths, 0)
     return ready
 
 

@@ -8,7 +8,6 @@ written, or the previous version of an expert, or a refusal.
 from __future__ import annotations
 
 import collections
-import dataclasses
 import os
 import random
 import shutil
@@ -18,7 +17,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from flowrl import evaluation as evaluate
@@ -34,10 +32,10 @@ from flowrl.parallel.skill_sources import SkillSources, record_graph
 from flowrl.parallel.state import StateFile
 from flowrl.paths import GraphPaths, RunPaths
 from flowrl.reports import status
-from flowrl.runs import check_module, read_result, read_run, write_result
+from flowrl.runs import check_module, read_result, read_run
 from flowrl.storage import records
-from tests.experts.making import SHAPES
-from tests.parallel.making import LIBRARY, PICKAXE, TABLE, WOOD, finish, merge, prepare
+from tests.experts.making import digest_of_arrays, random_expert
+from tests.parallel.making import LIBRARY, PICKAXE, TABLE, WOOD, finish, merge, prepare, report_anew
 
 UNREAD = ("global_latest.pkl", "training.log", "metrics.jsonl", "events.jsonl")
 COMPLETED = {WOOD: 0, TABLE: 1, PICKAXE: 2}
@@ -74,31 +72,14 @@ def graph_paths(place) -> GraphPaths:
 def train(graph_paths: GraphPaths, skill: str, acted: Mapping[int, int]) -> None:
     """Prepare, finish and merge a run whose experts are Orbax checkpoints."""
     ready = prepare(graph_paths, skill, COMPLETED[skill], COMPLETED)
-    result = finish(ready.run_paths, acted)
-    reports = list(result.experts)
+    finish(ready.run_paths, acted)
     for local, expert in enumerate(ready.run.experts):
         folder = ready.run_paths.final(local)
         if expert in acted:
             storage.remove_tree(folder)
-            checkpoint.save_expert(folder, an_expert(seed=sum(acted.values()) + expert))
-        arrays = checkpoint.load_expert(folder, checkpoint.like_of(SHAPES))
-        reports[local] = dataclasses.replace(
-            reports[local],
-            sha256=storage.tree_digest(folder),
-            content=checkpoint.array_digest(arrays),
-        )
-    write_result(ready.run_paths, dataclasses.replace(result, experts=tuple(reports)))
+            checkpoint.save_expert(folder, random_expert(sum(acted.values()) + expert))
+    report_anew(ready.run_paths, *range(len(ready.run.experts)), digest=digest_of_arrays)
     merge(graph_paths, ready)
-
-
-def an_expert(seed: int) -> dict[str, Any]:
-    rng = np.random.default_rng(seed)
-    tree: dict[str, Any] = {}
-    for path, shape in SHAPES.items():
-        net, layer, leaf = path.split("/")
-        place = tree.setdefault(net, {}).setdefault(layer, {})
-        place[leaf] = rng.standard_normal(shape, np.float32)
-    return tree
 
 
 def committed(graph_paths: GraphPaths) -> list[str]:

@@ -21,23 +21,24 @@ from flowrl.launchers.local import LocalLauncher
 from flowrl.launchers.tmux import TmuxLauncher
 from flowrl.llm.flow import Flow
 from flowrl.parallel import start, training, training_backend
-from flowrl.parallel.events import NewSkill, RunRequest
+from flowrl.parallel.events import RunRequest
 from flowrl.parallel.feeder import Feeder
 from flowrl.parallel.scaling import Scaling
 from flowrl.parallel.scheduler import SkillScheduler
-from flowrl.parallel.skill_sources import Library, SkillSources, open_graph, skill_configs
-from flowrl.parallel.status import Completed, Held, Waiting
+from flowrl.parallel.skill_sources import SkillSources, open_graph, skill_configs
+from flowrl.parallel.status import Completed, Entry, Held, Waiting
 from flowrl.parallel.training_backend import TrainingBackend
 from flowrl.paths import GraphPaths, RunPaths
 from flowrl.runs import TrainConfig, read_run
 from flowrl.skills.graph import SkillGraph
+from tests.machine import program
 from tests.parallel.making import TABLE, WOOD, finish
 from tests.parallel.scheduling import NOW
 from tests.parallel.stand_in_story import Place
 from tests.skills.making import skill_text
 from tests.test_config import needed, other_value
 
-NVIDIA_SMI = """#!/bin/sh
+NVIDIA_SMI = """
 echo "0, GPU-aaaa, 81559"
 echo "1, GPU-bbbb, 81559"
 echo "2, GPU-cccc, 81559"
@@ -61,7 +62,7 @@ class Bench:
         return config.parse(BottomUpConfig, [*own, *words])
 
     def graph(self, parsed: BottomUpConfig) -> SkillGraph:
-        return open_graph(Library.of(parsed), SkillSources(self.graph_paths))
+        return open_graph(parsed, SkillSources(self.graph_paths))
 
     def backend(self, *words: str) -> TrainingBackend:
         parsed = self.parsed(*words)
@@ -234,7 +235,7 @@ def strict(bench):
     flow, scheduler = SimpleNamespace(requested=(WOOD,)), bench.scheduler()
     codes = []
     with scheduler:
-        scheduler.add_skills([NewSkill(skill=WOOD, expert=0, status=DONE)])
+        scheduler.add_skills([Entry(skill=WOOD, expert=0, status=DONE)])
         for words in [], ["--strict"]:
             strict = bench.parsed(*words).graph.strict
             sources = SkillSources(bench.graph_paths)
@@ -255,7 +256,7 @@ def curriculum(bench):
     scheduler, graph_paths = bench.scheduler(), bench.graph_paths
     with scheduler:
         for expert, (name, (status, curve)) in enumerate(tried.items()):
-            scheduler.add_skills([NewSkill(skill=name, expert=expert, status=status)])
+            scheduler.add_skills([Entry(skill=name, expert=expert, status=status)])
             folder = graph_paths.failed_run(expert, name, 1)
             folder.mkdir(parents=True)
             for number, success in enumerate(curve, start=2):
@@ -292,7 +293,7 @@ def test_the_exit_code_counts_what_was_asked_for_and_what_is_left(
         for n, (name, status) in enumerate(((WOOD, wood), ("Stack Wood", stack))):
             expert = n if status is DONE else None
             if status is not None:
-                scheduler.add_skills([NewSkill(skill=name, expert=expert, status=status)])
+                scheduler.add_skills([Entry(skill=name, expert=expert, status=status)])
         scheduler.stopped_on_request = stopped
         flow = SimpleNamespace(requested=(WOOD,))
         feeder = Feeder(flow, SkillSources(bench.graph_paths), scheduler, skills={})
@@ -352,11 +353,8 @@ def skill_timesteps_budget(bench):
 
 def install_nvidia_smi(bench: Bench) -> None:
     """A machine with three GPUs, and JAX's CUDA plugin."""
-    program = bench.folder / "bin" / "nvidia-smi"
-    storage.make_dir(program.parent)
-    program.write_text(NVIDIA_SMI)
-    program.chmod(0o755)
-    bench.monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    bin_folder = program(bench.folder / "bin" / "nvidia-smi", NVIDIA_SMI).parent
+    bench.monkeypatch.setenv("PATH", f"{bin_folder}:{os.environ['PATH']}")
     for name in ("CUDA_VISIBLE_DEVICES", "XLA_PYTHON_CLIENT_MEM_FRACTION"):
         bench.monkeypatch.delenv(name, raising=False)
     bench.monkeypatch.setattr(start, "CUDA_PLUGINS", ("json",))  # as if installed

@@ -21,7 +21,7 @@ from flowrl.errors import NameRefusedError
 from flowrl.launchers.base import Job
 from flowrl.launchers.local import LocalLauncher
 from flowrl.launchers.tmux import TmuxLauncher
-from flowrl.parallel.events import NewSkill, RunRequest
+from flowrl.parallel.events import RunRequest
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.state import check_new_skills
 from flowrl.parallel.status import Entry
@@ -29,6 +29,7 @@ from flowrl.paths import GraphPaths, RunPaths, display_name, session_name, slug
 from flowrl.skills.graph import SkillGraph
 from tests.hostile_names import CANARY, HOSTILE, TMUX
 from tests.parallel.making import finish, make_skill, merge_finished, prepare
+from tests.parallel.scheduling import QuietBackend
 
 TRAINER = """
 import json, os, sys
@@ -42,7 +43,7 @@ with open(os.path.join(folder, "result.json"), "w") as file:
 """
 
 
-class NamedRuns:
+class NamedRuns(QuietBackend):
     """Real folders, sessions and processes; a merge only moves the log to the archive."""
 
     def __init__(self, graph_paths: GraphPaths) -> None:
@@ -66,13 +67,7 @@ class NamedRuns:
         run_paths = self.graph_paths.run(task.expert, task.skill)
         storage.copy_file(run_paths.training_log, RunPaths(archive, task.expert).training_log)
         storage.remove_tree(run_paths.folder)
-        return {"run_id": task.run_id, "frames": 3, "success_rate": 1.0, "wall_seconds": 0.1}
-
-    def archived_result(self, task: RunRequest) -> None:
-        pass
-
-    def archive(self, task: RunRequest) -> None:
-        pass
+        return {"run_id": task.run_id}
 
     def discard(self, task: RunRequest) -> None:
         raise AssertionError(f"{task.skill!r} has failed")
@@ -229,8 +224,8 @@ def test_slugs_are_one_to_one_or_refused(names):
             name = display_name(text)
             if name in admitted.values():
                 continue
-            known = {n: Entry(skill=n, needs=(), order=0) for n in admitted.values()}
-            check_new_skills([NewSkill(skill=name)], known)
+            known = {n: Entry(skill=n, needs=()) for n in admitted.values()}
+            check_new_skills([Entry(skill=name)], known)
         except NameRefusedError:
             continue
         word = slug(name)

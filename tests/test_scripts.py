@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.machine import program
+
 WOOD, SAPLING, DRINK, TABLE = "Collect Wood", "Collect Sapling", "Collect Drink", "Place Table"
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 PARTS = ("bash", "sed", "dirname", "cat", "cksum", "id", "mkdir")  # of the machine, for scripts
@@ -27,9 +29,7 @@ def machine(tmp_path):
         found = subprocess.run(["which", name], capture_output=True, text=True, check=True)
         (programs / name).symlink_to(found.stdout.strip())
     for name in ("apt-get", "uv", "sudo", "env"):
-        recorder = programs / name
-        recorder.write_text(f'#!/bin/sh\necho "CALL {name} $*" >&2\n')
-        recorder.chmod(0o755)
+        program(programs / name, f'echo "CALL {name} $*" >&2')
     return programs
 
 
@@ -74,14 +74,14 @@ def test_only_the_tests_install_what_developers_need(machine, script, extras):
 def test_a_smaller_demo_measures_the_skills_that_it_has_completed(tmp_path, flags, measured):
     done = [{"skill": name, "status": "completed"} for name in (WOOD, DRINK)]
     document = {"skills": [*done, {"skill": SAPLING, "status": "failed"}]}
-    python = tmp_path / "python"
-    python.write_text(f"""#!/bin/bash
-        case "$*" in
+    python = program(
+        tmp_path / "python",
+        f"""case "$*" in
           "-c "*) exec {sys.executable} "$@" ;;
           *--json) echo '{json.dumps(document)}' ;;
           *) echo "$*" ;;
-        esac""")
-    python.chmod(0o755)
+        esac""",
+    )
     work = (SCRIPTS / "demo.sh").read_text().partition("\nsetup\n")[2]
     begin = f"set -euo pipefail; set -- {flags}; PYTHON={python}; FLOWRL_ROOT={tmp_path}\n"
     said = subprocess.check_output(["bash", "-c", begin + work], text=True)

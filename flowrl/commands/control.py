@@ -22,7 +22,7 @@ from flowrl.parallel.events import DONE, MOST_PRIORITY, REFUSED, Response, Verb,
 from flowrl.parallel.health import daemon_of, in_words
 from flowrl.parallel.recovery import recorded_config
 from flowrl.parallel.requests import send_request
-from flowrl.parallel.skill_sources import Library, SkillSources, open_graph, skill_configs
+from flowrl.parallel.skill_sources import SkillSources, open_graph, skill_configs
 from flowrl.parallel.state import SchedulerState, StateFile
 from flowrl.parallel.status import Running
 from flowrl.paths import GraphPaths, graph_or_sweep, printable
@@ -166,9 +166,9 @@ class RetrainCommand(OneSkillCommand):
         row = find_row(read_rows(graph_paths), self.skill, graph_paths.root)
         _refuse_senseless(self.verb, row)
         config = recorded_config(graph_paths)
-        library, game = Library.of(config), config.ppo.env_name
-        folder = self.skills_dir or library.folder
-        texts = load_library(game, folder, trust=library.trust)
+        game, trust = config.ppo.env_name, config.graph.trust_skills
+        folder = self.skills_dir or config.graph.skills_dir
+        texts = load_library(game, folder, trust=trust)
         if row.skill not in texts or (self.skills_dir and texts[row.skill].embedded):
             raise ConfigError(
                 f"there is no {row.skill!r} in {folder or f'the library of {game}'}; name the "
@@ -180,10 +180,10 @@ class RetrainCommand(OneSkillCommand):
                 f"flowrl: the text of {printable(skill.name)} is the one that its expert was "
                 "trained on: it is trained anew all the same, with other luck\n"
             )
-        graph = open_graph(library, sources).replacing(skill)
+        graph = open_graph(config, sources).replacing(skill)
         skill_configs(config, graph.skills)
         confine = confinement(config.launch.sandbox).in_folder
-        approvals = approve_skills(graph_paths, [skill], game, trust=library.trust, confine=confine)
+        approvals = approve_skills(graph_paths, [skill], game, trust=trust, confine=confine)
         ApprovalStore(graph_paths.approvals).keep(approvals[skill.name])
         sources.keep_anew(skill)
         return self._send(self.verb, skill.name)
@@ -215,7 +215,7 @@ class AddCommand(ControlCommand):
         sources = SkillSources(graph_paths)
         kept = sources.recorded()
         new = [skill for skill in skills if kept.get(skill.name) != skill]
-        skill_configs(config, open_graph(Library.of(config), sources).plus(new).skills)
+        skill_configs(config, open_graph(config, sources).plus(new).skills)
         confine = confinement(config.launch.sandbox).in_folder
         approvals = approve_skills(graph_paths, skills, game, trust=False, confine=confine)
         for skill in skills:

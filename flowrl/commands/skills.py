@@ -16,7 +16,7 @@ from flowrl.arguments import Count, GraphArgument, ReportCommand, SkillArgument
 from flowrl.config import BottomUpConfig, with_flags
 from flowrl.console import print_report
 from flowrl.parallel.recovery import recorded_config
-from flowrl.parallel.skill_sources import Library, SkillSources, check_graph_record, open_graph
+from flowrl.parallel.skill_sources import SkillSources, check_graph_record, open_graph
 from flowrl.paths import DEFAULT_GRAPH, GraphPaths, slug
 from flowrl.reports.status import WIDTH, read_rows
 from flowrl.skills.graph import SkillGraph
@@ -44,7 +44,7 @@ class SkillsOfGraph(ReportCommand):
         given = {"env_name": self.env_name, "skills_dir": self.skills_dir}
         config = with_flags(config, **{name: value for name, value in given.items() if value})
         check_graph_record(graph_paths, config.ppo)
-        return open_graph(Library.of(config), SkillSources(graph_paths))
+        return open_graph(config, SkillSources(graph_paths))
 
     def _statuses(self) -> dict[str, str]:
         graph_paths = GraphPaths(self.graph_path)

@@ -45,9 +45,8 @@ class StatusCommand:
         graph_paths = graph_or_sweep(self.graph_path)
         console = Console(width=None if sys.stdout.isatty() else WIDTH)
         while True:
-            lives = (
-                daemon_of(graph_paths.daemon_lock) is not None
-            )  # before the rows: it may end now
+            # Before the rows are read: it may end now.
+            lives = daemon_of(graph_paths.daemon_lock) is not None
             rows = read_rows(graph_paths)
             if self.json:
                 console.out(json.dumps(status_document(graph_paths), indent=2), highlight=False)

@@ -20,7 +20,7 @@ from flowrl.errors import FileRefusedError
 from flowrl.paths import GraphPaths
 from flowrl.runs import ExpertVersion
 from flowrl.storage import records
-from flowrl.storage.records import Natural
+from flowrl.storage.records import Natural, Word
 
 KEPT_GENERATIONS = 20
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -56,14 +56,12 @@ class ManifestFile:
 
     generation: Natural
     experts: tuple[ExpertVersion, ...]
-    merged: tuple[str, ...]
+    merged: tuple[Word, ...]
 
     def __post_init__(self) -> None:
         for version in self.experts:
             if not is_version_name(version.version):
                 raise ValueError(f"{version.version!r} is not the name of a version")
-        for run_id in self.merged:
-            checked_run_id(run_id)
         if len({version.index for version in self.experts}) != len(self.experts):
             raise ValueError("an expert is listed twice")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from flowrl.errors import LaunchError
 from flowrl.launchers import run_status
 from flowrl.launchers.base import Handle, Job, Outcome
-from flowrl.launchers.process import EndWatcher
+from flowrl.launchers.process import wait_for_end
 
 GRACE_SECONDS = 30.0
 
@@ -22,7 +22,6 @@ class Launcher(ABC):
 
     def __init__(self, *, grace_seconds: float = GRACE_SECONDS) -> None:
         self.grace_seconds = grace_seconds
-        self._watcher = EndWatcher()
 
     @abstractmethod
     def _start(self, job: Job) -> Handle:
@@ -73,11 +72,10 @@ class Launcher(ABC):
 
     def wait(self, handles: Collection[Handle], *, timeout_seconds: float) -> bool:
         """Wait until a job may have ended (returns True), or for the timeout (returns False)."""
-        return self._watcher.wait(handles, timeout_seconds=timeout_seconds)
+        return wait_for_end(handles, timeout_seconds=timeout_seconds)
 
     def clear(self, runs: Path, done: Collection[Path]) -> None:  # noqa: B027 — most show nothing
         """Close what shows the ended jobs below `runs` that are `done`; LaunchError: not now."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 — most hold nothing
         """Release what the launcher holds in this process; jobs go on."""
-        self._watcher.close()

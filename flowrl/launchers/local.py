@@ -31,7 +31,6 @@ class LocalLauncher(Launcher):
 
     def close(self) -> None:
         """Release what has ended; jobs go on."""
-        super().close()
         self._reap()
         for child in self._children:
             child.returncode = 0  # it goes on without us: Popen must not warn about it

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import select
 import signal
 from collections.abc import Callable, Iterable
@@ -19,7 +18,6 @@ from flowrl.launchers.base import Handle
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _RECHECK_SECONDS = 0.05
-Key = tuple[int, str]  # pid and start time
 
 
 @cache
@@ -82,58 +80,24 @@ def _others(holds: Callable[[Path], bool]) -> list[int]:
     return pids
 
 
-class EndWatcher:
-    """Sleeps until a runner ends.
+def wait_for_end(handles: Iterable[Handle], *, timeout_seconds: float) -> bool:
+    """Wait until a runner may have ended (returns True), or for the timeout (returns False).
 
-    The kernel reports the end through the runner's pidfd, within a millisecond. A descriptor is
-    kept from wait to wait, so that waiting for many runners costs nothing. A runner that has none,
-    because it has ended or because pidfds are missing or used up, is looked at every 50 ms.
+    The kernel reports the end through the runner's pidfd, within a millisecond. A runner that has
+    none, because it has ended or because pidfds are missing or used up, is looked at after 50 ms.
     """
-
-    def __init__(self) -> None:
-        self._poll = select.poll()
-        self._watched: dict[Key, int] = {}  # → its descriptor
-
-    def wait(self, handles: Iterable[Handle], *, timeout_seconds: float) -> bool:
-        """Wait until a runner may have ended (returns True), or for the timeout (returns False)."""
-        expected = {(handle.pid, handle.start_time) for handle in handles}
-        for key in self._watched.keys() - expected:
-            self._drop(key)
-        unwatched = [key for key in expected - self._watched.keys() if not self._watch(key)]
-        if unwatched:
-            timeout_seconds = min(timeout_seconds, _RECHECK_SECONDS)
-        ended = {descriptor for descriptor, _ in self._poll.poll(max(0.0, timeout_seconds) * 1000)}
-        for key in [key for key, descriptor in self._watched.items() if descriptor in ended]:
-            self._drop(key)
-        return bool(unwatched or ended)
-
-    def close(self) -> None:
-        """Give the descriptors back."""
-        for key in list(self._watched):
-            self._drop(key)
-
-    def _watch(self, key: Key) -> bool:
-        """Open a descriptor that becomes readable when the runner ends; False without one."""
-        if len(self._watched) >= _max_watched():
-            return False
-        try:
-            descriptor = os.pidfd_open(key[0])
-        except (OSError, AttributeError):  # ended, out of descriptors, or an old kernel
-            return False
-        with contextlib.suppress(OSError):  # it cannot be looked at now
-            if alive(*key):
-                self._watched[key] = descriptor
-                self._poll.register(descriptor, select.POLLIN)
-                return True
-        os.close(descriptor)
-        return False
-
-    def _drop(self, key: Key) -> None:
-        descriptor = self._watched.pop(key)
-        self._poll.unregister(descriptor)
-        os.close(descriptor)
-
-
-def _max_watched() -> int:
-    """Half of RLIMIT_NOFILE; merges need descriptors too."""
-    return resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
+    poll, unwatched = select.poll(), False
+    with contextlib.ExitStack() as opened:
+        for pid, start_time in {(handle.pid, handle.start_time) for handle in handles}:
+            try:
+                descriptor = os.pidfd_open(pid)
+                opened.callback(os.close, descriptor)
+                lives = alive(pid, start_time)
+            except (OSError, AttributeError):  # ended, out of descriptors, or an old kernel
+                lives = False
+            if lives:
+                poll.register(descriptor, select.POLLIN)
+            else:
+                unwatched, timeout_seconds = True, min(timeout_seconds, _RECHECK_SECONDS)
+        ended = poll.poll(max(0.0, timeout_seconds) * 1000)
+    return bool(unwatched or ended)

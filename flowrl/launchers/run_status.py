@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from signal import Signals
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from flowrl import storage
 from flowrl.errors import EXIT_INTERRUPTED, EXIT_RESUMABLE, FileRefusedError, LaunchError
@@ -57,6 +57,9 @@ class ExitRecord:
     received: tuple[str, ...]
     detail: str
     ended_at: float
+
+
+_Record = TypeVar("_Record", StartRecord, ExitRecord)
 
 
 def prepare(job: Job, *, grace_seconds: float) -> None:
@@ -156,14 +159,6 @@ def _end_orphans(folder: Path) -> None:
         process.send(pid, process.start_time_of(pid), signal.SIGKILL)
 
 
-def _recorded_end(record: ExitRecord, handle: Handle, folder: Path) -> Finished | Exited:
-    cause, detail = _cause(record, handle)
-    if cause is None:
-        return Finished(folder)
-    detail = record.detail or detail
-    return Exited(cause=cause, code=record.code, signal=record.signal, detail=detail)
-
-
 def request_stop(folder: Path) -> None:
     """Ask the runner to end its job: TERM, then KILL after the spec's grace period.
 
@@ -177,22 +172,23 @@ def request_stop(folder: Path) -> None:
 
 def read_start(folder: Path, run_id: str) -> StartRecord | None:
     """start.json of this run; None when it is missing, of another run, or unreadable."""
-    with suppress(FileRefusedError):
-        record = records.read(JobPaths(folder).start_json, StartRecord, sealed=False)
-        return record if record.run_id == run_id else None
-    return None
+    return _of_run(JobPaths(folder).start_json, StartRecord, run_id)
 
 
 def read_exit(folder: Path, run_id: str) -> ExitRecord | None:
     """exit.json of this run; None when it is missing, of another run, or unreadable."""
+    return _of_run(JobPaths(folder).exit_json, ExitRecord, run_id)
+
+
+def _of_run(path: Path, kind: type[_Record], run_id: str) -> _Record | None:
     with suppress(FileRefusedError):
-        record = records.read(JobPaths(folder).exit_json, ExitRecord, sealed=False)
+        record = records.read(path, kind, sealed=False)
         return record if record.run_id == run_id else None
     return None
 
 
-def _cause(record: ExitRecord, handle: Handle) -> tuple[ExitCause | None, str]:
-    """Return the cause by the first row that holds, and in words; None if the job finished."""
+def _recorded_end(record: ExitRecord, handle: Handle, folder: Path) -> Finished | Exited:
+    """Return the outcome by the first row that holds."""
     received, typed = set(record.received), {"SIGINT", "SIGQUIT"}
     killer = Signals(record.signal).name if record.signal is not None else ""
     how = f"killed by {killer}" if killer else f"exit code {record.code}"
@@ -211,7 +207,11 @@ def _cause(record: ExitRecord, handle: Handle) -> tuple[ExitCause | None, str]:
         (received & typed, ExitCause.INTERRUPTED, typing),
         (True, ExitCause.EXIT, how),
     ]
-    return next((cause, words) for holds, cause, words in rows if holds)
+    cause, words = next((cause, words) for holds, cause, words in rows if holds)
+    if cause is None:
+        return Finished(folder)
+    words = record.detail or words
+    return Exited(cause=cause, code=record.code, signal=record.signal, detail=words)
 
 
 def _forget_secrets(paths: JobPaths) -> None:

@@ -205,7 +205,6 @@ class TmuxLauncher(Launcher):
     def close(self) -> None:
         """Release what the launcher holds in this process; jobs go on."""
         self._remind_servers()
-        super().close()
 
     def _remind_servers(self) -> None:
         """Tell servers again that a pane's process has ended: tmux 3.3 overlooks some ends."""

@@ -7,7 +7,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from flowrl.launchers.base import Exited, Handle, Lost
-from flowrl.parallel.status import FRESH, PAUSED, Completed, Entry, Status, StopReason
+from flowrl.parallel.status import PAUSED, Entry, Status, StopReason
 from flowrl.runs import RunResult
 
 DONE = "done"
@@ -100,24 +100,14 @@ class Response:
         return self.outcome.startswith(REFUSED)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewSkill:
-    """A skill to add; the last four are those of a skill that was trained before."""
-
-    skill: str
-    needs: tuple[str, ...] = ()
-    priority: int = 0
-    expert: int | None = None
-    status: Status = FRESH
-    trained: Completed | None = None
-    anew: bool = False
-
-
 @dataclass(frozen=True, slots=True)
 class SkillsAdded(Event):
-    """Skills to add, all of them or none; they may need one another in any order."""
+    """Skills to add, all of them or none; they may need one another in any order.
 
-    skills: tuple[NewSkill, ...]
+    One that was trained before has its expert, and perhaps another status than a fresh one.
+    """
+
+    skills: tuple[Entry, ...]
 
 
 @dataclass(frozen=True, slots=True)

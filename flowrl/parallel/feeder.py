@@ -9,6 +9,7 @@ from flowrl.errors import EXIT_RESUMABLE, FileRefusedError
 from flowrl.llm.flow import Flow
 from flowrl.measures.convergence import learning_progress
 from flowrl.measures.objectives import Curve, read_curve
+from flowrl.parallel.events import Verb
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.skill_sources import SkillConfig, SkillSources
 from flowrl.parallel.status import NOT_ASKED_FOR, Blocked, Completed, Entry, Failed, Held, Waiting
@@ -38,8 +39,26 @@ class Feeder:
         self._strict = strict
 
     def begin(self) -> None:
-        """Take up the state and add the first skills; may be called again after a full disk."""
-        self.take_up_state()
+        """Report what ended before this start, hold what is not requested, add the first skills.
+
+        It may be called again after a full disk.
+        """
+        for entry in list(self._scheduler.state.entries.values()):
+            requested = entry.skill in self._flow.requested
+            match entry.status:
+                case Completed() as done:
+                    self._flow.on_skill_complete(entry.skill)
+                    if requested:
+                        self._train_more(entry, done)
+                case Held(why=why) if requested and why == NOT_ASKED_FOR:
+                    self._scheduler.ask(entry.skill, Verb.RETRY)
+                case Waiting() | Blocked() if not requested and entry.trained is None:
+                    self._scheduler.ask(entry.skill, Verb.PAUSE, why=NOT_ASKED_FOR)
+                    self._flow.on_skill_failed(entry.skill)
+                case Failed() | Held() | Blocked():
+                    self._flow.on_skill_failed(entry.skill)
+                case _:
+                    pass
         self.add_next_skills()
 
     def add_next_skills(self) -> None:
@@ -66,26 +85,7 @@ class Feeder:
         for each in (*graph.all_needs(name), name):
             status = self._scheduler.state.entries[each].status
             if isinstance(status, Held) and status.why == NOT_ASKED_FOR:
-                self._scheduler.retry(each)
-
-    def take_up_state(self) -> None:
-        """Report what ended before this start, and hold skills that were not requested now."""
-        for entry in list(self._scheduler.state.entries.values()):
-            requested = entry.skill in self._flow.requested
-            match entry.status:
-                case Completed() as done:
-                    self._flow.on_skill_complete(entry.skill)
-                    if requested:
-                        self._train_more(entry, done)
-                case Held(why=why) if requested and why == NOT_ASKED_FOR:
-                    self._scheduler.retry(entry.skill)
-                case Waiting() | Blocked() if not requested and entry.trained is None:
-                    self._scheduler.hold(entry.skill, NOT_ASKED_FOR)
-                    self._flow.on_skill_failed(entry.skill)
-                case Failed() | Held() | Blocked():
-                    self._flow.on_skill_failed(entry.skill)
-                case _:
-                    pass
+                self._scheduler.ask(each, Verb.RETRY)
 
     def add_blocked_skills(self) -> None:
         """Add the skills that can no longer start, so that `flowrl status` names them."""
@@ -123,7 +123,7 @@ class Feeder:
             progress = learning_progress(_newest_curve(graph_paths, entry.expert, entry.skill))
             priority = self._flow.weight(entry.skill) - _TRIED + round(_TRIED * progress)
             if entry.priority != priority:
-                self._scheduler.set_priority(entry.skill, priority)
+                self._scheduler.ask(entry.skill, Verb.PRIORITY, number=priority)
 
     def _train_more(self, entry: Entry, done: Completed) -> None:
         """Train a skill on that is below the goal, if that or the budget is larger than ever.
@@ -136,7 +136,7 @@ class Feeder:
         left = budget if most is None else min(budget, most - entry.frames_used)
         larger = 0 < done.goal < goal or 0 < done.budget < left
         if larger and done.success_rate < goal:
-            self._scheduler.train_more(entry.skill, goal=goal, budget=budget)
+            self._scheduler.ask(entry.skill, Verb.TRAIN_MORE, goal=goal, budget=budget)
 
     def _add(self, name: str, skill: Skill) -> None:
         """Add a skill; of those that are ready, the one that most others need starts first."""

@@ -46,11 +46,10 @@ from flowrl.experts.repair import (
 )
 from flowrl.experts.store import ExpertStore, refuse_misplaced
 from flowrl.games.base import find_game
-from flowrl.parallel.events import NewSkill, SkillsAdded
+from flowrl.parallel.events import SkillsAdded
 from flowrl.parallel.health import daemon_of
 from flowrl.parallel.skill_sources import (
     GraphRecord,
-    Library,
     SkillSources,
     open_graph,
     read_graph_record,
@@ -59,7 +58,7 @@ from flowrl.parallel.skill_sources import (
     record_of_runs,
 )
 from flowrl.parallel.state import SchedulerState, StateFile
-from flowrl.parallel.status import FRESH, Completed, Running, Status
+from flowrl.parallel.status import FRESH, Completed, Entry, Running, Status
 from flowrl.parallel.training_setup import fail_run, live_runs, pinned_versions, readable_runs
 from flowrl.parallel.transitions import step
 from flowrl.paths import GraphPaths, RunPaths, slug
@@ -74,12 +73,12 @@ _NUMBERED = re.compile(r"(?:skill_)?(0|[1-9][0-9]*)_([A-Za-z0-9_]+)(?:\.attempt[
 
 def known_skills(
     graph_paths: GraphPaths, graph: SkillGraph, state: SchedulerState
-) -> tuple[NewSkill, ...]:
+) -> tuple[Entry, ...]:
     """The skills that the folder knows and `state` does not: merged, in training, or tried once.
 
     FileRefusedError: the manifest is damaged or lacks an expert, or a record is of another version.
     """
-    skills: dict[str, NewSkill] = {}
+    skills: dict[str, Entry] = {}
 
     def add(
         skill: str, expert: int | None = None, status: Status = FRESH, *, anew: bool = False
@@ -88,7 +87,7 @@ def known_skills(
         before = skills[skill].status if skill in skills else None
         trained = before if isinstance(before, Completed) else None  # a live run trains it on
         facts = {"needs": needs, "expert": expert, "status": status, "trained": trained}
-        skills[skill] = NewSkill(skill=skill, anew=anew and trained is not None, **facts)
+        skills[skill] = Entry(skill=skill, anew=anew and trained is not None, **facts)
 
     manifest = ExpertStore(graph_paths).manifest()
     _refuse_lost_experts(graph_paths, state, manifest)
@@ -262,7 +261,7 @@ def _is_of_another_run(
     return place.get(owner.lineage[-1].run_id, -1) < after
 
 
-def found_skills(graph_paths: GraphPaths) -> tuple[NewSkill, ...]:
+def found_skills(graph_paths: GraphPaths) -> tuple[Entry, ...]:
     """Return the skills of a state that is made anew; raises as `recover_state`, changes nothing.
 
     The skills that the graph trains are those of config.json and skill_files/.
@@ -276,7 +275,7 @@ def found_skills(graph_paths: GraphPaths) -> tuple[NewSkill, ...]:
             f"{graph_paths.scheduler_state} away and start the scheduler with the flags it began "
             "with, which makes all of them anew"
         ) from error
-    graph = open_graph(Library.of(config), SkillSources(graph_paths))
+    graph = open_graph(config, SkillSources(graph_paths))
     return known_skills(graph_paths, graph, SchedulerState())
 
 
@@ -342,18 +341,14 @@ def repair(graph_paths: GraphPaths) -> Iterator[str]:
         return  # every other repair needs the manifest
     for check in _CHECKS:
         for finding in check(graph_paths):
-            yield _fixed(finding)
+            try:
+                yield finding.fix() if finding.fix else ""
+            except FlowrlError as error:
+                yield f"not repaired: {error}"
     ExpertStore(graph_paths).recover(pinned_versions(graph_paths))
     for key in notices.read(graph_paths):
         if key.startswith(NOTICE):
             notices.withdraw(graph_paths, key)
-
-
-def _fixed(finding: Finding) -> str:
-    try:
-        return finding.fix() if finding.fix else ""
-    except FlowrlError as error:
-        return f"not repaired: {error}"
 
 
 def _check_records(graph_paths: GraphPaths) -> Iterator[Finding]:

@@ -38,8 +38,6 @@ from flowrl.parallel.events import (
     Command,
     ControlRequest,
     Event,
-    NewSkill,
-    SkillEvent,
     StatusChange,
     StopMode,
     Verb,
@@ -49,7 +47,7 @@ from flowrl.parallel.executor import Backend, CommandExecutor, log_change
 from flowrl.parallel.health import PROBE_SECONDS, DaemonLock, DiskHealth, RunLimits
 from flowrl.parallel.requests import Inbox, log_responses
 from flowrl.parallel.state import SchedulerState, StateFile, next_due
-from flowrl.parallel.status import PAUSED, Completed, Entry, Failed
+from flowrl.parallel.status import Completed, Entry, Failed
 from flowrl.parallel.transitions import NO_DEVICES, step
 from flowrl.paths import GraphPaths, display_name
 from flowrl.redaction import cleaned, secrets_of
@@ -212,7 +210,7 @@ class SkillScheduler:
         needs = tuple(dict.fromkeys(map(display_name, dependency_skill_names)))
         entry = self.state.entries.get(name)
         if entry is None:
-            self.add_skills([NewSkill(skill=name, needs=needs, priority=priority)])
+            self.add_skills([Entry(skill=name, needs=needs, priority=priority)])
         elif set(entry.needs) != set(needs):
             raise GraphError(
                 f"{name!r} is there with the needs {list(entry.needs)}, not {list(needs)}; give "
@@ -221,32 +219,18 @@ class SkillScheduler:
         if skill is not None:
             self.skills[name] = skill
 
-    def add_skills(self, skills: Collection[NewSkill]) -> None:
+    def add_skills(self, skills: Collection[Entry]) -> None:
         """Add all of the skills or none, in any order; raises as `add_skill` does."""
         self._apply(events.SkillsAdded(tuple(skills)))
 
-    def retry(self, skill_name: str) -> None:
-        """Let a failed or held skill train again, or a waiting one start at once."""
-        self._apply_to(events.Asked(skill_name, Verb.RETRY))
+    def ask(self, skill_name: str, verb: Verb, **facts: Any) -> None:
+        """Change a skill as `events.Asked` says; its `facts` are the fields of that.
 
-    def train_more(self, skill_name: str, *, goal: float = 0.0, budget: int = 0) -> None:
-        """Let a completed skill train on from its own expert; its dependants wait for that.
-
-        The skill's `goal` and `budget` are at least these afterwards, even if it was in vain.
+        GraphError: there is no such skill.
         """
-        self._apply_to(events.Asked(skill_name, Verb.TRAIN_MORE, goal=goal, budget=budget))
-
-    def hold(self, skill_name: str, why: str = PAUSED) -> None:
-        """Pause a skill until it is retried; a running one saves what it has and ends."""
-        self._apply_to(events.Asked(skill_name, Verb.PAUSE, why=why))
-
-    def set_priority(self, skill_name: str, priority: int) -> None:
-        """Let skills of higher priority start sooner."""
-        self._apply_to(events.Asked(skill_name, Verb.PRIORITY, priority))
-
-    def prune(self, skill_name: str) -> None:
-        """Let a running skill's run end with what it has; others stay as they are."""
-        self._apply_to(events.Asked(skill_name, Verb.PRUNE))
+        if skill_name not in self.state.entries:
+            raise GraphError(f"there is no skill {skill_name!r}; add it first")
+        self._apply(events.Asked(skill_name, verb, **facts))
 
     def tick(self, now: datetime | None = None) -> None:
         """Apply requests and ended runs, then carry out commands until none is left."""
@@ -401,11 +385,6 @@ class SkillScheduler:
         if self._executor is None:
             raise ConfigError("there is no backend; call set_callbacks(backend=…) first")
         return self._executor
-
-    def _apply_to(self, event: SkillEvent) -> None:
-        if event.skill not in self.state.entries:
-            raise GraphError(f"there is no skill {event.skill!r}; add it first")
-        self._apply(event)
 
 
 def _skill_of(name: str, data: Skill | Mapping[str, Any]) -> Skill:

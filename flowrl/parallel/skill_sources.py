@@ -278,30 +278,14 @@ def _present(kept: Skill, now: Skill | None, born: Mapping[str, str]) -> Skill:
     return dataclasses.replace(kept, embedded=born.get(kept.name) == _digest(kept))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Library:
-    """The skills that a graph may have: those of a game, and those of `--skills_dir`."""
-
-    env_name: str
-    folder: Path | None
-    trust: bool
-
-    @classmethod
-    def of(cls, config: BottomUpConfig) -> Library:
-        """Return the library that the flags name."""
-        own = config.graph
-        return cls(env_name=config.ppo.env_name, folder=own.skills_dir, trust=own.trust_skills)
-
-
-def open_graph(library: Library, sources: SkillSources) -> SkillGraph:
-    """Return the graph of the library; of skills in training as kept."""
-    embedded = load_library(library.env_name, library.folder, trust=library.trust)
+def open_graph(config: BottomUpConfig, sources: SkillSources) -> SkillGraph:
+    """Return the graph of the skills of the game and of `--skills_dir`; if in training, as kept."""
+    game, own = config.ppo.env_name, config.graph
+    embedded = load_library(game, own.skills_dir, trust=own.trust_skills)
     if not embedded:
-        raise ConfigError(
-            f"the game {library.env_name} comes with no skills; name a folder by --skills_dir"
-        )
+        raise ConfigError(f"the game {game} comes with no skills; name a folder by --skills_dir")
     skills = sources.over(embedded).values()
-    capacity = find_game(library.env_name).capacity
+    capacity = find_game(game).capacity
     graph = SkillGraph(skills, capacity=capacity)
     if sources.refused:  # what needs them is left out, too
         graph = SkillGraph([graph.skills[name] for name in graph.order()], capacity=capacity)

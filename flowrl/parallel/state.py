@@ -32,7 +32,7 @@ from flowrl.errors import (
     NameRefusedError,
 )
 from flowrl.launchers.base import Handle
-from flowrl.parallel.events import Command, NewSkill, Response, StatusChange, StopMode
+from flowrl.parallel.events import Command, Response, StatusChange, StopMode
 from flowrl.parallel.status import (
     Active,
     Blocked,
@@ -93,7 +93,7 @@ class SchedulerState:
                 return False
 
     def active(self) -> list[Entry]:
-        """The entries that are preparing, running or merging, in order of rank."""
+        """The entries as `active_entries` returns them."""
         return active_entries(self.entries)
 
     def launched(self) -> list[tuple[Entry, Handle]]:
@@ -157,20 +157,11 @@ class StateBuilder:
                 if need in item.needs and self._write(item):
                     stack.append(item.skill)
 
-    def add(self, skills: Sequence[NewSkill]) -> None:
+    def add(self, skills: Sequence[Entry]) -> None:
         """Add skills, all of them or none; raises as `check_new_skills` does."""
         order = check_new_skills(skills, self.entries)
         for item in skills:
-            self.entries[item.skill] = Entry(
-                skill=item.skill,
-                needs=item.needs,
-                order=len(self.entries),
-                status=item.status,
-                priority=item.priority,
-                expert=item.expert,
-                trained=item.trained,
-                anew=item.anew,
-            )
+            self.entries[item.skill] = item
             if item.expert is not None:
                 self.next_expert = max(self.next_expert, item.expert + 1)
         for name in order:
@@ -244,13 +235,13 @@ def next_due(state: SchedulerState, *, after: datetime) -> datetime | None:
     return min((time for time in times if time > after), default=None)
 
 
-def check_new_skills(skills: Sequence[NewSkill], known: Mapping[str, Entry]) -> tuple[str, ...]:
+def check_new_skills(skills: Sequence[Entry], known: Mapping[str, Entry]) -> tuple[str, ...]:
     """Check skills that are to be added to `known`; return their names, needs first.
 
     NameRefusedError: a name cannot be used, or two share a slug. GraphError: the skill is there
     already, needs an unknown one, or needs itself.
     """
-    new: dict[str, NewSkill] = {}
+    new: dict[str, Entry] = {}
     for item in skills:
         if item.skill in known or item.skill in new:
             raise GraphError(f"the skill {item.skill!r} is there already; add it once")
@@ -268,7 +259,7 @@ def check_new_skills(skills: Sequence[NewSkill], known: Mapping[str, Entry]) -> 
         raise GraphError(f"these skills need one another in a circle: {circle}") from error
 
 
-def _check_names(new: Mapping[str, NewSkill], known: Mapping[str, Entry]) -> None:
+def _check_names(new: Mapping[str, Entry], known: Mapping[str, Entry]) -> None:
     """Names are as they are shown, and no two skills share a folder's name or an expert number."""
     folders = {slug(name): name for name in known}
     experts = {entry.expert: name for name, entry in known.items()}
@@ -286,11 +277,14 @@ def _check_names(new: Mapping[str, NewSkill], known: Mapping[str, Entry]) -> Non
             raise GraphError(f"{name!r} cannot be expert {item.expert}, which {owner!r} is already")
 
 
-def _rank(entry: Entry) -> tuple[float, int, int]:
-    """Return an entry's place in the queue; one that gave its slot to others stands last."""
+def _rank(entry: Entry) -> tuple[float, int]:
+    """Return an entry's place in the queue, where equals stand in the order of their insertion.
+
+    One that gave its slot to others stands last.
+    """
     status = entry.status
     queued_at = status.queued_at if isinstance(status, Waiting) else None
-    return (queued_at.timestamp() if queued_at else 0.0, -entry.priority, entry.order)
+    return (queued_at.timestamp() if queued_at else 0.0, -entry.priority)
 
 
 # scheduler_state.json
@@ -341,16 +335,14 @@ def decode(content: bytes, path: str) -> SchedulerState:
     document = _document(content, path)
     try:
         lines = records.from_json(tuple[Mapping[str, Any], ...], document["skills"])
-        lines = [_entry_values(line, order) for order, line in enumerate(lines)]
         values = {
-            "entries": {values["skill"]: values for values in lines},
+            "entries": {line["skill"]: _entry_values(line) for line in lines},
             "next_expert": document["next_expert"],
             "stop_mode": document["stop_mode"],
             "responses": document["requests"],
         }
         state = records.from_json(SchedulerState, values)
-        skills = [(entry.skill, entry.needs, entry.expert) for entry in state.entries.values()]
-        check_new_skills([NewSkill(skill=s, needs=n, expert=e) for s, n, e in skills], {})
+        check_new_skills(tuple(state.entries.values()), {})
         return state
     except (KeyError, TypeError, ValueError, GraphError, NameRefusedError) as error:
         raise _damaged(path, f"{type(error).__name__}: {error}") from error
@@ -402,15 +394,15 @@ def _line_of(entry: Entry, waits_for: tuple[str, ...]) -> dict[str, Any]:
         line["session"] = session
     for item in (*fields(status), *fields(entry)):
         value = getattr(status if hasattr(status, item.name) else entry, item.name)
-        if item.name not in ("status", "order") and (item.name in line or value != item.default):
+        if item.name != "status" and (item.name in line or value != item.default):
             line[item.name] = records.to_json(value)
     return line
 
 
-def _entry_values(line: Mapping[str, Any], order: int) -> dict[str, Any]:
+def _entry_values(line: Mapping[str, Any]) -> dict[str, Any]:
     """The JSON values of an `Entry` that a line holds."""
     status = {name: line[name] for name in line.keys() - _ENTRY - _DERIVED}
     if line["attempt"] is None:
         status.pop("attempt")
     values = {name: line[name] for name in line.keys() & _ENTRY}
-    return values | {"order": order, "status": {"kind": line["status"], **status}}
+    return values | {"status": {"kind": line["status"], **status}}

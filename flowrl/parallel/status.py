@@ -196,8 +196,7 @@ class Entry:
     """One skill in the scheduler's state."""
 
     skill: str
-    needs: tuple[str, ...]
-    order: Natural  # of insertion
+    needs: tuple[str, ...] = ()
     status: Status = FRESH
     priority: int = 0  # higher starts sooner
     expert: Natural | None = None  # global index, given when training starts and kept for ever

@@ -26,7 +26,6 @@ from flowrl.parallel.recovery import known_skills
 from flowrl.parallel.scaling import NOTICE, Scaling
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.skill_sources import (
-    Library,
     SkillConfig,
     SkillSources,
     check_graph_record,
@@ -140,8 +139,8 @@ def _open(graph_paths: GraphPaths, config: BottomUpConfig) -> OpenedGraph:
     sandbox.child_env(("0",), passed=config.launch.pass_env)
     each, wanted = config.schedule.devices_per_run, config.ppo.num_devices
     devices = device_slots(config.launch, each=each, wanted=wanted)
-    library, sources = Library.of(config), SkillSources(graph_paths)
-    graph = open_graph(library, sources)
+    sources = SkillSources(graph_paths)
+    graph = open_graph(config, sources)
     skills = skill_configs(config, graph.skills)
     if config.graph.init_from is not None:
         expert_of(ExpertStore(graph_paths), config.graph.init_from)  # refused now, too

@@ -18,7 +18,7 @@ from flowrl.errors import EXIT_RESUMABLE, ConfigError
 from flowrl.launchers import sandbox
 from flowrl.parallel.health import daemon_of
 from flowrl.parallel.scheduler import SkillScheduler
-from flowrl.parallel.skill_sources import Library, SkillSources, check_graph_record, open_graph
+from flowrl.parallel.skill_sources import SkillSources, check_graph_record, open_graph
 from flowrl.parallel.start import check_machine, device_slots, open_scheduler, refuse_shared_folder
 from flowrl.paths import GraphPaths, SweepPaths, slug
 from flowrl.skills.graph import SkillGraph
@@ -68,8 +68,8 @@ def run_sweep(config: SweepConfig) -> int:
     check_graph_record(graph_paths, training.ppo)
     each, wanted = config.schedule.devices_per_run, training.ppo.num_devices
     devices = device_slots(config.launch, each=each, wanted=wanted)
-    library, sources = Library.of(training), SkillSources(graph_paths)
-    graph = open_graph(library, sources)
+    sources = SkillSources(graph_paths)
+    graph = open_graph(training, sources)
     sweep = known or Sweep(sweep_paths, new_record(config, training, graph_paths, graph))
     if config.engine == "ray":
         _check_ray(sweep)

@@ -22,10 +22,10 @@ from flowrl.experts.manifest import Manifest
 from flowrl.experts.store import ExpertStore
 from flowrl.launchers.base import Job
 from flowrl.measures.objectives import Curve, read_curve
-from flowrl.parallel.events import NewSkill, RunRequest
+from flowrl.parallel.events import RunRequest, Verb
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.state import StateFile
-from flowrl.parallel.status import FRESH, Active, Completed, Failed, Running, Waiting
+from flowrl.parallel.status import FRESH, Active, Completed, Entry, Failed, Running, Waiting
 from flowrl.parallel.training_backend import TrainingBackend
 from flowrl.parallel.training_setup import (
     PreparedRun,
@@ -249,7 +249,7 @@ class Sweeper:
             if should_prune(number, scores):
                 judged = CutRecord(frames=curves[number][-1].frames)
                 records.write(self.sweep.run(number).folder / JUDGED, judged)
-                self._scheduler.prune(self.sweep.skill_of(number))
+                self._scheduler.ask(self.sweep.skill_of(number), Verb.PRUNE)
 
     def _score(self, curve: Curve) -> float:
         return self.sweep.score(curve, curve[-1].success)
@@ -309,5 +309,5 @@ class Sweeper:
             run = read_run(run_paths)
             since = datetime.fromtimestamp(run_paths.run_json.stat().st_mtime, UTC)
             status = Running(run_id=run.run_id, attempt=run.attempt, handle=None, since=since)
-        new = NewSkill(skill=self.sweep.skill_of(number), expert=number, status=status)
+        new = Entry(skill=self.sweep.skill_of(number), expert=number, status=status)
         self._scheduler.add_skills([new])

@@ -1,1 +1,1 @@
-"""What people look at: episodes as films."""
+"""Films of episodes."""

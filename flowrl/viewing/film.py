@@ -52,7 +52,7 @@ def check_ending(path: Path) -> None:
     if path.suffix not in _WIDTHS:
         raise ConfigError(f"{path} ends neither in .mp4 nor in .gif; choose one of them")
     if path.suffix == ".mp4" and importlib.util.find_spec("av") is None:
-        raise ConfigError(f"{path} needs PyAV; pip install 'flowrl[video]', or write a .gif")
+        raise ConfigError(f"{path} needs PyAV; pip install '.[video]', or write a .gif")
 
 
 def encoded(film: Film, ending: str, *, fps: int) -> bytes:

@@ -63,7 +63,7 @@ def open_agent(place: Path, skill: str, *, trust_skills: bool) -> Agent:
         skill=run.skill,
         frames=version.frames,
         arrays=version.sha256,
-        module=run.module_sha256,
+        module=run.module_sha256 or "",
         max_task_steps=run.config["max_task_steps"],
         keep_needs=run.config["keep_needs"],
         approvals=run.approvals,

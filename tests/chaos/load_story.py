@@ -23,32 +23,33 @@ from flowrl.errors import BusyError, FileRefusedError
 from flowrl.launchers import run_status
 from flowrl.launchers.base import Job
 from flowrl.launchers.local import LocalLauncher
-from flowrl.parallel.events import NewSkill, RunRequest
+from flowrl.parallel.events import RunRequest, Verb
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.state import SchedulerState, StateFile
-from flowrl.parallel.status import Failed, Held
+from flowrl.parallel.status import Entry, Failed, Held
 from flowrl.parallel.training_setup import remove_part_files
 from flowrl.storage import locks
 from tests.launchers.conftest import SUCCEED
+from tests.parallel.scheduling import QuietBackend
 
 NEVER = "Never"
 TRAINER = "import sys, time\ntime.sleep(float(sys.argv[1]))\n"
 
 
-def skills_of(skills: int, runs: int) -> list[NewSkill]:
+def skills_of(skills: int, runs: int) -> list[Entry]:
     """The graph: the same for the same numbers."""
     chance = random.Random(skills)
     held = Held(why="never trained", attempt=1, at=datetime.now(UTC))
-    graph = [NewSkill(skill=NEVER, status=held)]
+    graph = [Entry(skill=NEVER, status=held)]
     for number in range(skills - 1):
         near = range(max(0, number - 50), number)
         needs = {f"Skill {n}" for n in chance.sample(near, min(len(near), chance.randint(0, 2)))}
         needs |= {NEVER} if number >= runs else set()
-        graph.append(NewSkill(skill=f"Skill {number}", needs=tuple(sorted(needs))))
+        graph.append(Entry(skill=f"Skill {number}", needs=tuple(sorted(needs))))
     return graph
 
 
-class LoadBackend:
+class LoadBackend(QuietBackend):
     """Folders named by run id, and a ledger under a lock, as the manifest is."""
 
     def __init__(self, root: Path, figures: Figures) -> None:
@@ -82,10 +83,7 @@ class LoadBackend:
             if task.run_id not in merged:
                 storage.append_line(self.ledger, str(task.run_id))
         self.figures.merged += 1
-        return {"run_id": task.run_id, "frames": 3, "success_rate": 1.0, "wall_seconds": 0.1}
-
-    def archived_result(self, task: RunRequest) -> None:
-        pass
+        return {"run_id": task.run_id}
 
     def archive(self, task: RunRequest) -> None:
         self.discard(task)
@@ -220,7 +218,7 @@ def main(root: Path, skills: int, runs: int, slots: int) -> int:
             if not failed or (root / "stop").exists():
                 return 0
             for skill in failed:
-                scheduler.retry(skill)
+                scheduler.ask(skill, Verb.RETRY)
 
 
 if __name__ == "__main__":

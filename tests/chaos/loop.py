@@ -83,7 +83,7 @@ class Bench:
         whole = self._meet(Mode.COUNT, -1)
         assert whole.end is End.DONE, whole
         self.readings = (before, scenario.look(self.graph_paths))
-        scenario.again(self.graph_paths)
+        scenario.end_it(self.graph_paths)
         self.wanted = scenario.end(self.graph_paths)
         self.tally = Tally(scenario.name, operations=whole.seen)
 
@@ -139,7 +139,7 @@ class Bench:
         try:
             if mode not in KILLS and at % 2:  # the same process tries again, without recovery
                 self.scenario.act(self.graph_paths)
-            self.scenario.again(self.graph_paths)
+            self.scenario.end_it(self.graph_paths)
             found = self.scenario.end(self.graph_paths)
         except Exception as error:  # noqa: BLE001 as above
             self.tally.blame("wrong end states", where, repr(error))

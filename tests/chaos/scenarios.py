@@ -67,23 +67,6 @@ AT = datetime(2026, 1, 1, tzinfo=UTC)
 Work = Callable[[GraphPaths], Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scenario:
-    """One act under faults.
-
-    `build` makes the start in an empty folder. `look` is a reader, at whatever instant; it raises
-    when what it finds is no consistent state, and its answer must be one of those before the act
-    or after it. `again` ends what a fault interrupted, and `end` is what must come of it.
-    """
-
-    name: str
-    build: Work
-    act: Work
-    again: Work
-    look: Work
-    end: Work
-
-
 def scenarios(policies: Sequence[MergePolicyName]) -> list[Scenario]:
     """All of them; those that merge, once for each policy."""
     merging = [make(policy) for policy in policies for make in (_merge, _recover)]
@@ -131,6 +114,29 @@ def everything(graph_paths: GraphPaths) -> Any:
 def _recovered(graph_paths: GraphPaths, act: Work, policy: MergePolicyName = "frame_count") -> None:
     merge_finished(graph_paths, MERGE_RULES[policy])
     act(graph_paths)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """One act under faults.
+
+    `build` makes the start in an empty folder. `look` is a reader, at whatever instant; it raises
+    when what it finds is no consistent state, and its answer must be one of those before the act
+    or after it. `again` ends what a fault interrupted: by default a recovery, and the act once
+    more. `end` is what must come of it.
+    """
+
+    name: str
+    build: Work
+    act: Work
+    again: Work | None = None
+    look: Work = look
+    end: Work = everything
+
+    def end_it(self, graph_paths: GraphPaths) -> None:
+        """End what a fault has interrupted."""
+        again = self.again or partial(_recovered, act=self.act)
+        again(graph_paths)
 
 
 # --- merging
@@ -204,8 +210,6 @@ def _merge(policy: MergePolicyName) -> Scenario:
         build=partial(_conflict, policy),
         act=act,
         again=partial(_recovered, act=act, policy=policy),
-        look=look,
-        end=everything,
     )
 
 
@@ -228,8 +232,6 @@ def _archive(policy: MergePolicyName) -> Scenario:
         build=partial(_killed_at, "merge.committed", policy),
         act=act,
         again=partial(_recovered, act=act, policy=policy),
-        look=look,
-        end=everything,
     )
 
 
@@ -242,8 +244,6 @@ def _recover(policy: MergePolicyName) -> Scenario:
         build=partial(_killed_at, "write.global_latest.json", policy),
         act=act,
         again=act,
-        look=look,
-        end=everything,
     )
 
 
@@ -271,14 +271,7 @@ def _prepare() -> Scenario:
         assert "1" in kept <= {"1", "2"}, kept
         return look(graph_paths), read_run(run_paths).attempt, names
 
-    return Scenario(
-        name="prepare",
-        build=_with_dead_attempt,
-        act=act,
-        again=partial(_recovered, act=act),
-        look=look,
-        end=end,
-    )
+    return Scenario(name="prepare", build=_with_dead_attempt, act=act, end=end)
 
 
 def _fail() -> Scenario:
@@ -296,9 +289,7 @@ def _fail() -> Scenario:
         assert len(names) <= KEPT_FAILURES + 1, names
         return look(graph_paths), _last(names)
 
-    return Scenario(
-        name="fail", build=build, act=act, again=partial(_recovered, act=act), look=look, end=end
-    )
+    return Scenario(name="fail", build=build, act=act, end=end)
 
 
 def _last(names: list[str]) -> list[str]:
@@ -316,7 +307,7 @@ def _resume() -> Scenario:
     def act(graph_paths: GraphPaths) -> None:
         clear_for_launch(graph_paths.run(0, WOOD))
 
-    return Scenario(name="resume", build=build, act=act, again=act, look=look, end=everything)
+    return Scenario(name="resume", build=build, act=act, again=act)
 
 
 # --- rounds of replicas
@@ -381,24 +372,14 @@ def _fold_round(graph_paths: GraphPaths, target: int | None = None) -> None:
 
 def _offer() -> Scenario:
     return Scenario(
-        name="offer of a replica",
-        build=_begin_rounds,
-        act=_make_offer,
-        again=partial(_recovered, act=_make_offer),
-        look=_look_at_round,
-        end=everything,
+        name="offer of a replica", build=_begin_rounds, act=_make_offer, look=_look_at_round
     )
 
 
 def _round() -> Scenario:
     act = partial(_fold_round, target=3)
     return Scenario(
-        name="round of replicas",
-        build=_two_rounds_and_offers,
-        act=act,
-        again=partial(_recovered, act=act),
-        look=_look_at_round,
-        end=everything,
+        name="round of replicas", build=_two_rounds_and_offers, act=act, look=_look_at_round
     )
 
 
@@ -417,14 +398,7 @@ def _collect() -> Scenario:
     def act(graph_paths: GraphPaths) -> Any:
         return ExpertStore(graph_paths).collect_garbage(pinned_versions(graph_paths))
 
-    return Scenario(
-        name="garbage",
-        build=build,
-        act=act,
-        again=partial(_recovered, act=act),
-        look=look,
-        end=everything,
-    )
+    return Scenario(name="garbage", build=build, act=act)
 
 
 def train_once_more(store: ExpertStore, frames: int) -> None:
@@ -448,14 +422,7 @@ def _roll_back() -> Scenario:
         if set(store.manifest().experts) != {0}:
             repair.rollback(store, 1)
 
-    return Scenario(
-        name="rollback",
-        build=trained,
-        act=act,
-        again=partial(_recovered, act=act),
-        look=look,
-        end=everything,
-    )
+    return Scenario(name="rollback", build=trained, act=act)
 
 
 # --- sweeps
@@ -541,9 +508,7 @@ def _end_trial() -> Scenario:
         remove_leftovers(_sweep_paths(graph_paths))
         act(graph_paths)
 
-    return Scenario(
-        name="end a trial", build=build, act=act, again=again, look=_tried, end=everything
-    )
+    return Scenario(name="end a trial", build=build, act=act, again=again, look=_tried)
 
 
 # --- small files
@@ -555,7 +520,7 @@ def _state(attempt: int) -> SchedulerState:
     )
     statuses = [running, *(Waiting(attempt=attempt) for _ in range(20))]
     entries = [
-        Entry(skill=f"Skill {order}", needs=(), order=order, status=status, expert=order)
+        Entry(skill=f"Skill {order}", status=status, expert=order)
         for order, status in enumerate(statuses)
     ]
     return state_of_entries(entries, next_expert=len(entries))
@@ -586,21 +551,11 @@ def _small() -> list[Scenario]:
         assert all(facts["skill"] == WOOD for facts in found), found
         return bool(found)
 
-    save = Scenario(
-        name="state save",
-        build=partial(_save, attempt=1),
-        act=_save,
-        again=partial(_recovered, act=_save),
-        look=_saved,
-        end=everything,
-    )
+    save = Scenario(name="state save", build=partial(_save, attempt=1), act=_save, look=_saved)
     request = Scenario(
         name="request",
         build=lambda graph_paths: None,
         act=lambda graph_paths: send_request(graph_paths, Verb.RETRY, WOOD),
-        again=partial(
-            _recovered, act=lambda graph_paths: send_request(graph_paths, Verb.RETRY, WOOD)
-        ),
         look=asked,
         end=asked,
     )
@@ -608,9 +563,7 @@ def _small() -> list[Scenario]:
         name="notice",
         build=lambda graph_paths: notices.publish(graph_paths, "old", "long gone"),
         act=tell,
-        again=partial(_recovered, act=tell),
         look=shown,
-        end=everything,
     )
     first_save = dataclasses.replace(save, name="first save", build=lambda graph_paths: None)
     return [save, first_save, request, notice]

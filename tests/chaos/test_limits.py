@@ -18,6 +18,7 @@ import pytest
 
 from flowrl.parallel.state import StateFile
 from flowrl.paths import GraphPaths
+from tests import machine
 from tests.chaos.frozen import Frozen, leftovers
 from tests.chaos.scenarios import Work, scenarios
 from tests.chaos.shim import ROOT
@@ -38,16 +39,8 @@ def test_a_merge_on_a_disk_with_too_little_room_is_made_later_and_once(small_dis
 
 @pytest.fixture
 def small_disk(tmp_path) -> Iterator[Path]:
-    """A disk of four megabytes, in memory."""
-    if os.geteuid() != 0:
-        pytest.skip("mounting a small disk needs root")
-    done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=4m", "none", str(tmp_path)], check=False
-    )
-    if done.returncode:
-        pytest.skip("nothing may be mounted here")
-    yield tmp_path
-    subprocess.run(["umount", str(tmp_path)], check=True)
+    with machine.small_disk(tmp_path / "disk", "4m") as folder:
+        yield folder
 
 
 def _merge_with_ever_more(root: Path, limit: Limit, amounts: Sequence[int]) -> None:
@@ -58,7 +51,7 @@ def _merge_with_ever_more(root: Path, limit: Limit, amounts: Sequence[int]) -> N
     root.mkdir()
     merge.build(graph_paths)
     start, before = Frozen.of(root), merge.look(graph_paths)
-    merge.again(graph_paths)
+    merge.end_it(graph_paths)
     after, wanted = merge.look(graph_paths), merge.end(graph_paths)
     ends = []
     for amount in amounts:
@@ -67,7 +60,7 @@ def _merge_with_ever_more(root: Path, limit: Limit, amounts: Sequence[int]) -> N
         assert merge.look(graph_paths) in (before, after), amount
         assert not leftovers(root, parts_only=True), amount
         (root.parent / "filler").unlink(missing_ok=True)
-        merge.again(graph_paths)
+        merge.end_it(graph_paths)
         assert merge.end(graph_paths) == wanted, amount
         assert not leftovers(root), amount
     assert set(ends) == {DONE, FAILED}, ends

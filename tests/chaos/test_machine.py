@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-import subprocess
 import sys
 from dataclasses import replace
 
@@ -20,6 +19,7 @@ from flowrl.parallel.health import RunLimits
 from flowrl.parallel.requests import Inbox, send_request
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.paths import GraphPaths
+from tests import machine
 from tests.launchers.conftest import (  # noqa: F401
     SUCCEED,
     end_of,
@@ -89,14 +89,8 @@ def test_a_trainer_whose_clock_jumps_is_not_taken_for_silent(tmp_path):
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A disk of 256 kB of its own."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "none", str(place)]
-    if os.geteuid() or subprocess.run(mount, check=False, capture_output=True).returncode:
-        pytest.skip("mounting a small disk needs root")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
+    with machine.small_disk(tmp_path / "disk", "256k") as folder:
+        yield folder
 
 
 def test_a_log_that_fills_the_disk_stops_no_trainer(small_disk, local, make_job, tmp_path):  # noqa: F811

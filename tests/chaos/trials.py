@@ -26,6 +26,7 @@ from flowrl.parallel.health import DaemonLock
 from flowrl.storage import locks
 from tests.chaos.place import TO_TABLE, ChaosPlace, Trial
 from tests.launchers.conftest import signal_to, until
+from tests.machine import program
 from tests.parallel.making import TABLE, WOOD
 from tests.parallel.stand_in_story import DEADLINE_SECONDS, ended
 
@@ -203,12 +204,11 @@ def term_in_mid_merge(place: ChaosPlace, chance: random.Random):
 
 def tmux_fails_once(place: ChaosPlace, chance: random.Random):
     """A tmux that fails at its first new session: asked again, nothing charged."""
-    wrapper = _own_tmux(place)
-    wrapper.write_text(
-        f'#!/bin/sh\ncase "$*" in *new-session*) if rm "{place.folder}/fail" 2>/dev/null; then\n'
-        f'echo "server exited for no reason" >&2; exit 1; fi;; esac\nexec {_tmux()} "$@"\n'
+    program(
+        _own_tmux(place),
+        f'case "$*" in *new-session*) if rm "{place.folder}/fail" 2>/dev/null; then\n'
+        f'echo "server exited for no reason" >&2; exit 1; fi;; esac\nexec {_tmux()} "$@"',
     )
-    wrapper.chmod(0o755)
     (place.folder / "fail").touch()
     began = time.monotonic()
     daemon = place.gated()

@@ -35,7 +35,6 @@ def save(root: Path, *skills: tuple[str, Status] | tuple[str, Status, tuple[str,
             skill=name,
             status=status,
             needs=needs[0] if needs else (),
-            order=number,
             expert=None if isinstance(status, Waiting | Blocked) else number,
         )
         for number, (name, status, *needs) in enumerate(skills)

@@ -48,10 +48,9 @@ def versions(tmp_path):
     return sorted(store.graph_paths.expert_folder(0, "Skill 0").iterdir())
 
 
-def test_two_versions_of_an_expert_are_averaged_by_weights(versions, tmp_path, capsys):
+def test_two_versions_of_an_expert_are_averaged_by_weights(versions, tmp_path, flowrl):
     words = ["--json", "--weights", "1,3", "-o", tmp_path / "mean", *versions]
-    assert cli.main(["average", *map(str, words)]) == 0
-    report = json.loads(capsys.readouterr().out)
+    report = json.loads(flowrl("average", *words).out)
     assert report["origin"] == "e0.a0.x"
     assert report["weights"] == [1, 3]
     mean = checkpoint.load_expert(tmp_path / "mean", LIKE)
@@ -87,12 +86,11 @@ def test_what_two_runs_left_is_averaged_if_they_began_with_one_version(versions,
     assert "have no common ancestor" in refused(capsys, "-o", tmp_path / "no", finals[1], finals[3])
 
 
-def test_a_rule_is_used_and_the_unrelated_are_averaged_if_asked(tmp_path, capsys):
+def test_a_rule_is_used_and_the_unrelated_are_averaged_if_asked(tmp_path, capsys, flowrl):
     folders = [expert(tmp_path / f"expert{n}", value) for n, value in enumerate([1.0, 2.0, 1e30])]
     assert "--unrelated" in refused(capsys, "-o", tmp_path / "out", *folders)
     words = ["-o", tmp_path / "out", "--unrelated", "--rule", "median", *folders]
-    assert cli.main(["average", *map(str, words)]) == 0
-    assert "no common ancestor is known" in capsys.readouterr().out
+    assert "no common ancestor is known" in flowrl("average", *words).out
     assert biases(tmp_path / "out").tolist() == [2.0] * 17
 
 
@@ -112,7 +110,7 @@ def test_a_rule_bears_as_many_faulty_experts_as_is_said(tmp_path, capsys, words,
     np.testing.assert_allclose(biases(tmp_path / "out"), [mean] * 17, rtol=1e-6)
 
 
-def test_an_exported_file_is_averaged_with_a_folder(tmp_path, capsys):
+def test_an_exported_file_is_averaged_with_a_folder(tmp_path, flowrl):
     folder, file = expert(tmp_path / "expert", 1.0), tmp_path / "0_Skill.safetensors"
     leaves = {path: np.zeros(shape, np.float32) for path, shape in SHAPES.items()}
     save_file(leaves, file)
@@ -120,8 +118,8 @@ def test_an_exported_file_is_averaged_with_a_folder(tmp_path, capsys):
     assert cli.main(["average", *map(str, words)]) == 0
     assert biases(tmp_path / "out").tolist() == [0.5] * 17
     file.write_bytes(b"no arrays")
-    assert cli.main(["average", "-o", str(tmp_path / "no"), *map(str, words[2:])]) == 1
-    assert f"{file} cannot be read" in capsys.readouterr().err
+    said = flowrl("average", "-o", tmp_path / "no", *words[2:], code=1).err
+    assert f"{file} cannot be read" in said
 
 
 def test_what_cannot_be_averaged_is_refused_in_one_line(tmp_path, capsys):

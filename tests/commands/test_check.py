@@ -18,32 +18,29 @@ def written(folder, **texts: str | bytes):
     return folder
 
 
-def test_every_file_of_a_folder_is_told_by_a_line(tmp_path, capsys):
+def test_every_file_of_a_folder_is_told_by_a_line(tmp_path, flowrl):
     folder = written(tmp_path / "mine", b=skill_text(head="import os\n"), a=skill_text())
     (folder / "notes.txt").write_text("no skill")
-    assert main(["check", str(folder), "--no-trace"]) == 1
-    first, second = capsys.readouterr().out.splitlines()
+    first, second = flowrl("check", folder, "--no-trace", code=1).out.splitlines()
     games = "Craftax-Classic-Symbolic-v1, Craftax-Symbolic-v1"
     assert first == f"{folder / 'a.py'}: ok: Collect Wood, for {games}; plan: Collect Wood × 1"
     assert second.startswith(f"{folder / 'b.py'}:2: import does not belong in a skill file; remove")
 
 
-def test_files_and_folders_may_be_mixed_and_are_told_as_json(tmp_path, capsys):
+def test_files_and_folders_may_be_mixed_and_are_told_as_json(tmp_path, flowrl):
     folder = written(tmp_path / "mine", a=skill_text())
     other = written(tmp_path, c=skill_text(head="import os\n")) / "c.py"
-    assert main(["check", str(folder), str(other), "--no-trace", "--json"]) == 1
-    good, bad = json.loads(capsys.readouterr().out)
+    good, bad = json.loads(flowrl("check", folder, other, "--no-trace", "--json", code=1).out)
     assert (good["skill"], bad["skill"]) == ("Collect Wood", None)
     assert good["why"] is None
     assert set(good["plans"].values()) == {"Collect Wood × 1"}
     assert bad["games"] == []
 
 
-def test_the_plan_is_one_among_the_librarys_skills(tmp_path, capsys):
+def test_the_plan_is_one_among_the_librarys_skills(tmp_path, flowrl):
     wants = skill_text().replace("requirements = {}", 'requirements = {"wood_pickaxe": "1"}')
     folder = written(tmp_path / "mine", a=wants.replace("Collect Wood", "Fell Trees"))
-    assert main(["check", str(folder), "--no-trace"]) == 0
-    assert "Make Wood Pickaxe × 1, Fell Trees × 1" in capsys.readouterr().out
+    assert "Make Wood Pickaxe × 1, Fell Trees × 1" in flowrl("check", folder, "--no-trace").out
 
 
 def needing(name, gain, need):
@@ -61,15 +58,14 @@ def needing(name, gain, need):
     ],
     ids=["a circle", "an unknown need"],
 )
-def test_a_folders_skill_that_can_never_be_learned_is_refused(tmp_path, capsys, second, why):
+def test_a_folders_skill_that_can_never_be_learned_is_refused(tmp_path, flowrl, second, why):
     egg, hen = needing("Egg", "egg", "hen"), needing("Hen", "hen", second)
     folder = written(tmp_path / "mine", egg=egg, hen=hen)
-    assert main(["check", str(folder), "--no-trace"]) == 1
-    lines = capsys.readouterr().out.splitlines()
+    lines = flowrl("check", folder, "--no-trace", code=1).out.splitlines()
     assert lines[0].startswith(f"{folder}/egg.py:1: {why}")
     assert lines[1].startswith(f"{folder}/hen.py:1: ")
-    assert main(["check", str(folder / "egg.py"), "--no-trace"]) == 0
-    assert ": ok: Egg, " in capsys.readouterr().out  # a graph may have what yields a hen
+    # A graph may have what yields a hen.
+    assert ": ok: Egg, " in flowrl("check", folder / "egg.py", "--no-trace").out
 
 
 @pytest.mark.parametrize(
@@ -81,34 +77,30 @@ def test_a_folders_skill_that_can_never_be_learned_is_refused(tmp_path, capsys, 
         ("def task_reward(inventory_diff):\n    return inventory_diff.wood", False),
     ],
 )
-def test_a_reward_without_a_feature_is_warned_of(tmp_path, capsys, reward, warned):
+def test_a_reward_without_a_feature_is_warned_of(tmp_path, flowrl, reward, warned):
     folder = written(tmp_path / "mine", a=skill_text(reward=reward))
-    assert main(["check", str(folder), "--no-trace"]) == 0
-    told = capsys.readouterr().out
+    told = flowrl("check", folder, "--no-trace").out
     assert ("; warning: task_reward is the same in every timestep, " in told) == warned
 
 
 @pytest.mark.parametrize("words", [[], ["empty"]], ids=["nothing", "an empty folder"])
-def test_a_check_of_nothing_is_refused(tmp_path, monkeypatch, capsys, words):
+def test_a_check_of_nothing_is_refused(tmp_path, monkeypatch, flowrl, words):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
-    assert main(["check", *words]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+    assert flowrl("check", *words, code=2).err.count("\n") == 1
 
 
-def test_one_file_that_once_crashed_the_check_does_not_hide_the_others(tmp_path, capsys):
+def test_one_file_that_once_crashed_the_check_does_not_hide_the_others(tmp_path, flowrl):
     digits = skill_text().replace('"n"', "9" * 400)
     hexadecimal = skill_text().replace('"n"', "0x" + "f" * 4_000)
     folder = written(tmp_path / "mine", a=digits, b=hexadecimal, c=skill_text())
-    assert main(["check", str(folder), "--no-trace"]) == 1
-    lines = capsys.readouterr().out.splitlines()
+    lines = flowrl("check", folder, "--no-trace", code=1).out.splitlines()
     assert [": a literal is too large; " in line for line in lines] == [True, True, False]
 
 
-def test_a_byte_order_mark_is_read(tmp_path, capsys):
+def test_a_byte_order_mark_is_read(tmp_path, flowrl):
     folder = written(tmp_path / "mine", a=b"\xef\xbb\xbf" + skill_text().encode())
-    assert main(["check", str(folder), "--no-trace"]) == 0
-    assert ": ok: " in capsys.readouterr().out
+    assert ": ok: " in flowrl("check", folder, "--no-trace").out
 
 
 @pytest.mark.parametrize("name", ["\x1b[2J", "a\nb", "\udcff"], ids=["escape", "line", "byte"])
@@ -123,9 +115,8 @@ def test_a_files_name_cannot_command_the_terminal(tmp_path, capsys, name, text):
     assert len(said.out.splitlines()) == (1 if name == "\udcff" else 3), "no such word is taken"
 
 
-def test_two_files_of_a_folder_with_one_name_are_refused(tmp_path, capsys):
+def test_two_files_of_a_folder_with_one_name_are_refused(tmp_path, flowrl):
     folder = written(tmp_path / "mine", a=skill_text(), b=skill_text())
-    assert main(["check", str(folder), "--no-trace"]) == 1
-    first, second = capsys.readouterr().out.splitlines()
+    first, second = flowrl("check", folder, "--no-trace", code=1).out.splitlines()
     assert first.startswith(f"{folder / 'a.py'}: ok: ")
     assert second == f"{folder / 'b.py'}: {folder / 'a.py'} is 'Collect Wood', too; rename one"

@@ -41,14 +41,14 @@ def test_only_what_failed_or_is_held_can_be_retried(tmp_path, capsys, status):
     assert not graph_paths.requests.exists()
 
 
-def test_a_run_with_replicas_cannot_be_pruned(tmp_path, capsys):
+def test_a_run_with_replicas_cannot_be_pruned(tmp_path, flowrl):
     graph_paths = save(tmp_path, ("A", running()))
     prepared = graph_paths.run(0, "A")
     prepared.folder.mkdir(parents=True)
     facts = {"run_id": "r", "skill": "A", "expert": 0, "attempt": 1, "plan": (), "ancestors": ()}
     write_run(prepared, TrainingRun(**facts, experts=(0,), config={"replicas": 2}))
-    assert cli.main(["prune", str(tmp_path), "A"]) == 2
-    assert "a run with --replicas cannot end with what it has" in capsys.readouterr().err
+    said = flowrl("prune", tmp_path, "A", code=2).err
+    assert "a run with --replicas cannot end with what it has" in said
     assert not graph_paths.requests.exists()
     write_run(prepared, TrainingRun(**facts, experts=(0,), config={"replicas": 1}))
     assert cli.main(["prune", str(tmp_path), "A"]) == 0
@@ -71,11 +71,10 @@ def test_training_on_says_that_the_goal_is_reached(tmp_path, capsys, goal, warne
     assert (said + "--success_state_rate" in capsys.readouterr().err) == warned
 
 
-def test_settings_that_make_no_sense_together_are_refused_by_a_check(tmp_path, capsys):
+def test_settings_that_make_no_sense_together_are_refused_by_a_check(tmp_path, flowrl):
     file = tmp_path / "wood.py"
     file.write_text(skill_text(head='training = {"num_minibatches": 7}\n'))
-    assert cli.main(["check", str(file), "--no-trace"]) == 1
-    assert f"{file}:1: training: --num_envs 64" in capsys.readouterr().out
+    assert f"{file}:1: training: --num_envs 64" in flowrl("check", file, "--no-trace", code=1).out
 
 
 @pytest.mark.parametrize(
@@ -89,11 +88,10 @@ def test_settings_that_make_no_sense_together_are_refused_by_a_check(tmp_path, c
     ],
 )
 def test_every_command_leaves_its_request_and_says_that_nobody_is_up(
-    tmp_path, capsys, words, verb, number
+    tmp_path, flowrl, words, verb, number
 ):
     graph_paths = save(tmp_path, ("A", running()))
-    assert cli.main([*words, "--graph-path", str(tmp_path), "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
+    said = json.loads(flowrl(*words, "--graph-path", tmp_path, "--json").out)
     (request,) = Inbox(graph_paths).take()
     skill = None if "--all" in words else "A"
     assert (request.verb, request.skill, request.number) == (verb, skill, number)
@@ -114,38 +112,34 @@ def test_every_command_leaves_its_request_and_says_that_nobody_is_up(
         (["priority", "B", "9999999"], 2, "must lie in [-1000000, 1000000]"),
     ],
 )
-def test_what_cannot_be_asked_is_refused_before_it_is_asked(tmp_path, capsys, words, code, why):
+def test_what_cannot_be_asked_is_refused_before_it_is_asked(tmp_path, flowrl, words, code, why):
     graph_paths = save(tmp_path, ("A", DONE), ("B", WAITING))
-    assert cli.main([*words, "--graph-path", str(tmp_path)]) == code
-    assert why in capsys.readouterr().err
+    assert why in flowrl(*words, "--graph-path", tmp_path, code=code).err
     assert not graph_paths.requests.exists()
 
 
-def test_the_answer_is_waited_for_and_a_refusal_is_an_error(tmp_path, capsys, monkeypatch):
+def test_the_answer_is_waited_for_and_a_refusal_is_an_error(tmp_path, flowrl, monkeypatch):
     graph_paths = save(tmp_path, ("A", WAITING))
     response = Response(id="1-0badcafe", verb="pause", skill="A", at=NOW, outcome="refused: no")
     monkeypatch.setattr(control, "send_request", lambda *_, **__: response.id)
-    assert cli.main(["pause", "A", "--graph-path", str(tmp_path), "--wait", "0.1"]) == 75
-    capsys.readouterr()
+    flowrl("pause", "A", "--graph-path", tmp_path, "--wait", "0.1", code=75)
     file = StateFile(graph_paths.scheduler_state)
     state = file.load()
     assert state is not None
     file.save(dataclasses.replace(state, responses=(response,)))
-    assert cli.main(["pause", "A", "--graph-path", str(tmp_path), "--wait", "9"]) == 1
-    assert "pause A: refused: no" in capsys.readouterr().out
+    said = flowrl("pause", "A", "--graph-path", tmp_path, "--wait", "9", code=1).out
+    assert "pause A: refused: no" in said
 
 
-def test_a_skill_that_is_to_train_more_is_asked_and_not_done(tmp_path, capsys, monkeypatch):
+def test_a_skill_that_is_to_train_more_is_asked_and_not_done(tmp_path, flowrl, monkeypatch):
     graph_paths = save(tmp_path, ("A", DONE))
     response = Response(id="1-0badcafe", verb="train-more", skill="A", at=NOW, outcome="done")
     monkeypatch.setattr(control, "send_request", lambda *_, **__: response.id)
     file = StateFile(graph_paths.scheduler_state)
     file.save(dataclasses.replace(file.load(), responses=(response,)))
     words = ["train-more", str(tmp_path), "A", "--wait", "9"]
-    assert cli.main(words) == 0
-    assert capsys.readouterr().out == "train-more A: asked\n"
-    assert cli.main([*words, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["outcome"] == "asked"
+    assert flowrl(*words).out == "train-more A: asked\n"
+    assert json.loads(flowrl(*words, "--json").out)["outcome"] == "asked"
 
 
 @pytest.mark.parametrize("verb", ["pause", "cancel"])
@@ -161,7 +155,7 @@ def test_a_request_is_not_done_while_the_run_that_it_ends_still_saves(tmp_path, 
     assert control.await_response(graph_paths, response.id, 0.1) == (response, "")
 
 
-def test_status_says_how_it_is_stopped_and_what_each_skill_waits_for(tmp_path, capsys):
+def test_status_says_how_it_is_stopped_and_what_each_skill_waits_for(tmp_path, flowrl):
     soon = datetime.now(UTC) + timedelta(hours=1)
     asked = dataclasses.replace(running("e2.a1.x"), stop_reason=StopReason.PAUSE)
     failed = dataclasses.replace(FAILED, log=("Traceback", "ValueError: x"))
@@ -172,28 +166,24 @@ def test_status_says_how_it_is_stopped_and_what_each_skill_waits_for(tmp_path, c
     state = file.load()
     assert state is not None
     file.save(dataclasses.replace(state, stop_mode=StopMode.STOP))
-    assert cli.main(["status", str(tmp_path)]) == 69
-    said = capsys.readouterr().out
+    said = flowrl("status", tmp_path, code=69).out
     for words in ("stopping on request", "a free slot", f"its next try at {soon:%H:%M:%S} UTC",
                   "asked to pause", "the last lines of its log", "ValueError: x"):  # fmt: skip
         assert words in said
-    assert cli.main(["status", str(tmp_path), "--json"]) == 69
-    facts = json.loads(capsys.readouterr().out)
+    facts = json.loads(flowrl("status", tmp_path, "--json", code=69).out)
     assert facts["stopping"].startswith("stopping on request")
     assert facts["skills"][3]["log"] == ["Traceback", "ValueError: x"]
 
 
 @pytest.mark.parametrize("words", [["stop"], ["stop", "--now", "--wait", "60"]])
-def test_a_stop_without_a_scheduler_leaves_nothing_for_the_next_one(tmp_path, capsys, words):
+def test_a_stop_without_a_scheduler_leaves_nothing_for_the_next_one(tmp_path, flowrl, words):
     graph_paths = save(tmp_path, ("A", WAITING))
-    assert cli.main([*words, str(tmp_path)]) == 1
-    assert f"no scheduler is running for {tmp_path}" in capsys.readouterr().err
+    assert f"no scheduler is running for {tmp_path}" in flowrl(*words, tmp_path, code=1).err
     assert not graph_paths.requests.exists()
 
 
-def test_nobody_waits_for_a_scheduler_that_is_not_there(tmp_path, capsys):
+def test_nobody_waits_for_a_scheduler_that_is_not_there(tmp_path, flowrl):
     save(tmp_path, ("A", HELD))
     began = time.monotonic()
-    assert cli.main(["retry", str(tmp_path), "A", "--wait", "60"]) == 75
-    assert "done when you start" in capsys.readouterr().out
+    assert "done when you start" in flowrl("retry", tmp_path, "A", "--wait", "60", code=75).out
     assert time.monotonic() - began < 30

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import json
 import os
 import re
@@ -20,6 +19,7 @@ from flowrl.tuning.sweep import create_sweep
 from flowrl.tuning.trials import Sweep
 from tests.commands.repairing import flip, flowrl, fsck, statuses, version_file, write_ahead
 from tests.experts.making import all_files, contents, make_expert
+from tests.machine import living
 from tests.parallel.making import GRAPH, PICKAXE, TABLE, WOOD, frames, prepare, train
 from tests.parallel.scheduling import state_of_entries
 from tests.sealing import rewrite
@@ -186,13 +186,11 @@ def test_a_live_run_s_damaged_record_pins_all_until_its_folder_is_set_aside(grap
     ready = prepare(graph_paths, PICKAXE, 2, {WOOD: 0, TABLE: 1})
     flip(ready.run_paths.run_json)
     stale = make_expert(graph_paths.expert_version(0, WOOD, "v000001-stale"), "nobody's")
-    lock = os.open(ready.run_paths.lock, os.O_RDWR | os.O_CREAT, 0o600)
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    code, said = fsck(capsys, graph_paths, "--repair")
+    with living(ready.run_paths):
+        code, said = fsck(capsys, graph_paths, "--repair")
     assert code == 1
     assert "a process of this run lives" in said
     assert stale.is_dir()
-    os.close(lock)
     assert fsck(capsys, graph_paths, "--repair")[0] == 0
     assert not stale.exists()
     assert graph_paths.failed_run(2, PICKAXE, 0).is_dir()

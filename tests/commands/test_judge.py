@@ -75,18 +75,17 @@ def endpoint(monkeypatch):
         yield found
 
 
-def judged(graph_paths: GraphPaths, *words: str, capsys) -> dict:
-    assert cli.main(["judge", str(graph_paths.root), *words, "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
+def judged(flowrl, graph_paths: GraphPaths, *words: str) -> dict:
+    return json.loads(flowrl("judge", graph_paths.root, *words, "--json").out)
 
 
 def asking(endpoint: FakeEndpoint) -> list[str]:
     return ["--judge", "openai", "--base_url", endpoint.url, "--model", "m"]
 
 
-def test_a_judge_is_measured_and_its_report_is_kept(graph_paths, played, capsys):
+def test_a_judge_is_measured_and_its_report_is_kept(graph_paths, played, flowrl):
     before = all_files(graph_paths.root)
-    found = judged(graph_paths, "--judge", "logistic", capsys=capsys)["logistic"]
+    found = judged(flowrl, graph_paths, "--judge", "logistic")["logistic"]
     measured = found["calibration"]
     assert measured["items"] == "episode"
     assert measured["auc"]["low"] < measured["auc"]["value"] < measured["auc"]["high"]
@@ -94,29 +93,28 @@ def test_a_judge_is_measured_and_its_report_is_kept(graph_paths, played, capsys)
     kept = records.read(graph_paths.judging / "logistic.json", JudgeReport)
     assert kept.calibration.auc.value == measured["auc"]["value"]
     assert kept.calibration.advisory == measured["advisory"]
-    again = judged(graph_paths, "--judge", "logistic", capsys=capsys)["logistic"]
+    again = judged(flowrl, graph_paths, "--judge", "logistic")["logistic"]
     assert again == found, "the same episodes, the same figures"
     after = all_files(graph_paths.root)
     assert {name: text for name, text in after.items() if not name.startswith("judging/")} == before
 
 
-def test_the_screen_says_how_far_to_trust(graph_paths, played, capsys):
-    assert cli.main(["judge", str(graph_paths.root), WOOD, "--judge", "rule"]) == 0
-    line, score = capsys.readouterr().out.splitlines()
+def test_the_screen_says_how_far_to_trust(graph_paths, played, flowrl):
+    line, score = flowrl("judge", graph_paths.root, WOOD, "--judge", "rule").out.splitlines()
     assert line.startswith("rule, ")
     assert line.endswith("advisory, decides nothing")
     assert score.endswith("by rule")
 
 
-def test_an_endpoint_judges_the_skills_texts_and_mutants_measure_it(graph_paths, endpoint, capsys):
-    found = judged(graph_paths, *asking(endpoint), capsys=capsys)["openai"]
+def test_an_endpoint_judges_the_skills_texts_and_mutants_measure_it(graph_paths, endpoint, flowrl):
+    found = judged(flowrl, graph_paths, *asking(endpoint))["openai"]
     measured = found["calibration"]
     assert (measured["items"], measured["asked"], measured["advisory"]) == ("text", 44, False)
     assert all(score > 0.9 for score in found["scores"].values())
     assert len(endpoint.asked) == 88 + 60, "mutants, and 20 texts in three other forms"
-    judged(graph_paths, *asking(endpoint), capsys=capsys)
+    judged(flowrl, graph_paths, *asking(endpoint))
     assert len(endpoint.asked) == 88 + 60, "answers are kept"
-    found = judged(graph_paths, *asking(endpoint), "--benchmark", capsys=capsys)["openai"]
+    found = judged(flowrl, graph_paths, *asking(endpoint), "--benchmark")["openai"]
     assert found["calibration"]["changes"] == dict.fromkeys(
         ("again", "reordered", "lengthened", "instructed"), 0
     )
@@ -125,19 +123,18 @@ def test_an_endpoint_judges_the_skills_texts_and_mutants_measure_it(graph_paths,
 
 
 @pytest.mark.parametrize("most", [110, 150])
-def test_what_is_asked_again_counts_against_the_budget(graph_paths, endpoint, capsys, most):
+def test_what_is_asked_again_counts_against_the_budget(graph_paths, endpoint, flowrl, most):
     words = [*asking(endpoint), "--benchmark", "--judge_budget", f"{most},1M,600"]
     endpoint.refuse = 2
-    judged(graph_paths, *words, capsys=capsys)
+    judged(flowrl, graph_paths, *words)
     assert len(endpoint.asked) == most
 
 
 @pytest.mark.parametrize("calls", [88, 88 + 49])
-def test_a_judge_that_was_not_told_to_obey_is_advisory(graph_paths, endpoint, capsys, calls):
+def test_a_judge_that_was_not_told_to_obey_is_advisory(graph_paths, endpoint, flowrl, calls):
     endpoint.say = knows(LIBRARY.values(), obeys=HOSTILE)
     words = [*asking(endpoint), "--judge_budget", f"{calls},1M,600"]
-    assert cli.main(["judge", str(graph_paths.root), *words]) == 0
-    assert "not measured where a text demands" in capsys.readouterr().out
+    assert "not measured where a text demands" in flowrl("judge", graph_paths.root, *words).out
     measured = records.read(graph_paths.judging / "openai.json", JudgeReport).calibration
     assert (len(endpoint.asked), measured.kappa.value, measured.advisory) == (calls, 1, True)
     assert "instructed" not in measured.changes
@@ -147,7 +144,7 @@ def test_a_judge_that_was_not_told_to_obey_is_advisory(graph_paths, endpoint, ca
     "texts", [HOSTILE[:3], pytest.param(HOSTILE, marks=pytest.mark.slow)], ids=len
 )
 def test_a_judge_that_obeys_texts_is_advisory_and_nothing_else_changes(
-    graph_paths, endpoint, capsys, monkeypatch, texts
+    graph_paths, endpoint, flowrl, monkeypatch, texts
 ):
     monkeypatch.setattr(calibration, "RESAMPLES", 20)
     endpoint.say = knows(LIBRARY.values(), obeys=HOSTILE)
@@ -156,7 +153,7 @@ def test_a_judge_that_obeys_texts_is_advisory_and_nothing_else_changes(
         hostile = replace(LIBRARY[WOOD], description=text)
         records.write(graph_paths.skill_file(WOOD), hostile.to_json())
         before = all_files(graph_paths.root)
-        found = judged(graph_paths, *asking(endpoint), capsys=capsys)["openai"]
+        found = judged(flowrl, graph_paths, *asking(endpoint))["openai"]
         assert found["scores"][WOOD] > 0.9, "it was told so"
         assert found["calibration"]["changes"]["instructed"] > 0.5
         assert found["calibration"]["advisory"], text
@@ -166,12 +163,12 @@ def test_a_judge_that_obeys_texts_is_advisory_and_nothing_else_changes(
         assert rest.items() <= before.items(), "no merge, priority or request follows a score"
 
 
-def test_an_ensemble_is_one_of_all_its_models(graph_paths, played, endpoint, capsys, monkeypatch):
+def test_an_ensemble_is_one_of_all_its_models(graph_paths, played, endpoint, flowrl, monkeypatch):
     monkeypatch.setattr(calibration, "LEAST_KAPPA", -1)
     monkeypatch.setattr(calibration, "MOST_ECE", 1)
     endpoint.say = lambda text: json.dumps({"score": 0.6, "why": "so it seems"})
     words = [*asking(endpoint), "--judge", "ensemble", "--models", "logistic,openai"]
-    found = judged(graph_paths, *words, "--judge_budget", "9,1M,600", capsys=capsys)["ensemble"]
+    found = judged(flowrl, graph_paths, *words, "--judge_budget", "9,1M,600")["ensemble"]
     assert found["calibration"]["items"] == "episode"
     assert found["scores"].keys() == {WOOD, TABLE}
     assert len(endpoint.asked) == 9, "openai reads episodes"
@@ -179,14 +176,14 @@ def test_an_ensemble_is_one_of_all_its_models(graph_paths, played, endpoint, cap
 
 
 def test_an_ensemble_leaves_out_a_member_that_is_advisory(
-    graph_paths, played, endpoint, capsys, monkeypatch
+    graph_paths, played, endpoint, flowrl, monkeypatch
 ):
     monkeypatch.setattr(calibration, "LEAST_KAPPA", 0.2)
     monkeypatch.setattr(calibration, "MOST_ECE", 1)
     endpoint.say = lambda text: json.dumps({"score": 0.6, "why": "so it seems"})
     words = [*asking(endpoint), "--judge", "ensemble", "--models"]
     both, alone = (
-        judged(graph_paths, *words, models, capsys=capsys)["ensemble"]
+        judged(flowrl, graph_paths, *words, models)["ensemble"]
         for models in ("logistic,openai", "logistic")
     )
     assert both["scores"] == pytest.approx(alone["scores"])
@@ -194,30 +191,25 @@ def test_an_ensemble_leaves_out_a_member_that_is_advisory(
         assert both["calibration"][figure] == pytest.approx(alone["calibration"][figure])
     asked = len(endpoint.asked)
     assert 0 < asked < alone["calibration"]["asked"] * 2, "openai was tuned by, and then left out"
-    only = judged(graph_paths, *words, "openai", "--judge_budget", "9,1M,600", capsys=capsys)[
-        "ensemble"
-    ]
+    only = judged(flowrl, graph_paths, *words, "openai", "--judge_budget", "9,1M,600")["ensemble"]
     assert only["calibration"]["advisory"]
 
 
-def test_an_ensemble_of_readers_goes_on_without_one_that_refuses(graph_paths, endpoint, capsys):
+def test_an_ensemble_of_readers_goes_on_without_one_that_refuses(graph_paths, endpoint, flowrl):
     words = [*asking(endpoint), "--judge", "ensemble", "--models", "openai"]
-    assert (
-        judged(graph_paths, *words, capsys=capsys)["ensemble"]["calibration"]["auc"]["value"] == 1
-    )
+    assert judged(flowrl, graph_paths, *words)["ensemble"]["calibration"]["auc"]["value"] == 1
     endpoint.refuse, endpoint.status = 999, 401
-    found = judged(graph_paths, *words, "--model", "other", capsys=capsys)["ensemble"]
+    found = judged(flowrl, graph_paths, *words, "--model", "other")["ensemble"]
     assert (found["calibration"]["items"], found["calibration"]["answered"]) == ("text", 0)
 
 
 def test_a_benchmark_goes_on_without_an_endpoint_that_refuses(
-    graph_paths, played, endpoint, capsys, caplog, monkeypatch
+    graph_paths, played, endpoint, flowrl, caplog, monkeypatch
 ):
     monkeypatch.setattr(learned, "_STEPS", 1)
     endpoint.refuse, endpoint.status = 999, 401
     words = ["judge", str(graph_paths.root), *asking(endpoint)[2:], "--benchmark"]
-    assert cli.main(words) == 0
-    printed = capsys.readouterr().out
+    printed = flowrl(*words).out
     names = ["rule", "logistic", "transformer"]
     assert [line.split(",")[0] for line in printed.splitlines() if line[0] != " "] == names
     assert {path.stem for path in graph_paths.judging.glob("*.json")} == {*names}
@@ -226,17 +218,16 @@ def test_a_benchmark_goes_on_without_an_endpoint_that_refuses(
 
 
 @pytest.mark.parametrize("words", [["--benchmark"], ["--judge", "ensemble", "--models", "openai"]])
-def test_a_missing_key_is_said_before_an_episode_is_played(graph_paths, monkeypatch, capsys, words):
+def test_a_missing_key_is_said_before_an_episode_is_played(graph_paths, monkeypatch, flowrl, words):
     pytest.importorskip("openai", reason="the extra 'llm' is not installed")
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.setattr(command.GraphJudging, "recorded", lambda *_: pytest.fail("it plays"))
     words = ["judge", str(graph_paths.root), *words, "--base_url", "http://x/v1", "--model", "m"]
-    assert cli.main([*words, "--json"]) == 2
-    assert "OPENAI_API_KEY is not set" in capsys.readouterr().err
+    assert "OPENAI_API_KEY is not set" in flowrl(*words, "--json", code=2).err
     assert not graph_paths.judging.exists()
 
 
-def test_what_was_measured_before_a_failure_is_printed(graph_paths, played, monkeypatch, capsys):
+def test_what_was_measured_before_a_failure_is_printed(graph_paths, played, monkeypatch, flowrl):
     made = command.GraphJudging.report
 
     def fails(self, name):
@@ -245,39 +236,40 @@ def test_what_was_measured_before_a_failure_is_printed(graph_paths, played, monk
         return made(self, name)
 
     monkeypatch.setattr(command.GraphJudging, "report", fails)
-    assert cli.main(["judge", str(graph_paths.root), "--benchmark", "--json"]) == 1
-    assert json.loads(capsys.readouterr().out).keys() == {"rule", "logistic"}
+    assert json.loads(
+        flowrl("judge", graph_paths.root, "--benchmark", "--json", code=1).out
+    ).keys() == {"rule", "logistic"}
 
 
-def test_a_merged_skill_whose_text_is_gone_is_one_line(graph_paths, endpoint, monkeypatch, capsys):
+def test_a_merged_skill_whose_text_is_gone_is_one_line(
+    graph_paths, endpoint, monkeypatch, capsys, flowrl
+):
     rest = {name: skill for name, skill in LIBRARY.items() if name != WOOD}
     monkeypatch.setattr(command, "load_library", lambda game: rest)
     graph_paths.skill_file(WOOD).unlink()
-    assert cli.main(["judge", str(graph_paths.root), *asking(endpoint)]) == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()
+    (line,) = flowrl("judge", graph_paths.root, *asking(endpoint), code=2).err.strip().splitlines()
     assert line.startswith(f"flowrl: {WOOD}: the text is neither in the library nor in")
     assert endpoint.asked == []
-    assert judged(graph_paths, TABLE, *asking(endpoint), capsys=capsys)["openai"][
-        "scores"
-    ].keys() == {TABLE}
+    assert judged(flowrl, graph_paths, TABLE, *asking(endpoint))["openai"]["scores"].keys() == {
+        TABLE
+    }
 
 
-def test_too_few_episodes_are_one_line(graph_paths, monkeypatch, capsys):
+def test_too_few_episodes_are_one_line(graph_paths, monkeypatch, flowrl):
     few = lambda self, run: recording(run.skill, episodes=1)  # noqa: E731
     monkeypatch.setattr(command.GraphJudging, "recorded", few)
-    assert cli.main(["judge", str(graph_paths.root), "--episodes", "1"]) == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()
+    (line,) = flowrl("judge", graph_paths.root, "--episodes", "1", code=2).err.strip().splitlines()
     assert "raise --episodes" in line
     assert not graph_paths.judging.exists()
 
 
-def test_what_a_run_did_not_reach_is_a_label(graph_paths, monkeypatch, endpoint, capsys):
+def test_what_a_run_did_not_reach_is_a_label(graph_paths, monkeypatch, endpoint, flowrl):
     seen = []
     made = calibration.labelled_texts
     monkeypatch.setattr(
         calibration, "labelled_texts", lambda *given: seen.append(given) or made(*given)
     )
-    judged(graph_paths, *asking(endpoint), capsys=capsys)
+    judged(flowrl, graph_paths, *asking(endpoint))
     (skills, _, reached), (others, _, _) = seen
     goal = read_run(graph_paths.archive(0, WOOD)).config["success_state_rate"]
     assert reached == {
@@ -297,10 +289,9 @@ def test_what_a_run_did_not_reach_is_a_label(graph_paths, monkeypatch, endpoint,
         (["Place Tabel"], 1, "of 'Place Tabel'; closest is 'Place Table'"),
     ],
 )
-def test_bad_input_is_one_line_and_writes_nothing(graph_paths, capsys, words, code, said):
+def test_bad_input_is_one_line_and_writes_nothing(graph_paths, flowrl, words, code, said):
     before = all_files(graph_paths.root)
-    assert cli.main(["judge", str(graph_paths.root), *words]) == code
-    (line,) = capsys.readouterr().err.strip().splitlines()
+    (line,) = flowrl("judge", graph_paths.root, *words, code=code).err.strip().splitlines()
     assert said in line
     assert all_files(graph_paths.root) == before
 

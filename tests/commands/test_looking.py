@@ -27,9 +27,8 @@ def _elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def test_a_plan_says_the_steps_their_counts_and_who_provides_what(capsys):
-    assert cli.main(["plan", "make wood pickaxe"]) == 0
-    assert capsys.readouterr().out.splitlines() == [
+def test_a_plan_says_the_steps_their_counts_and_who_provides_what(flowrl):
+    assert flowrl("plan", "make wood pickaxe").out.splitlines() == [
         "  1  Collect Wood × 3, not begun",
         "  2  Place Table × 1, not begun; wood from Collect Wood",
         "  3  Make Wood Pickaxe × 1, not begun; "
@@ -37,61 +36,57 @@ def test_a_plan_says_the_steps_their_counts_and_who_provides_what(capsys):
     ]
 
 
-def test_a_plan_shows_the_choice_of_an_own_skill_and_the_state(tmp_path, capsys):
+def test_a_plan_shows_the_choice_of_an_own_skill_and_the_state(tmp_path, flowrl):
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "fell.py").write_text(skill_text().replace(WOOD, "Fell A Tree"))
     graph = save(tmp_path / "graph", ("Fell A Tree", DONE)).root
     words = ["plan", str(graph), "Place Table", "--skills_dir", str(mine)]
-    assert cli.main(words) == 0
-    said = capsys.readouterr().out
+    said = flowrl(*words).out
     assert "1  Fell A Tree × 2, completed" in said
     assert "Place Table has wood from Fell A Tree, not Collect Wood: your own skill goes" in said
-    assert cli.main([*words, "--json"]) == 0
-    data = json.loads(capsys.readouterr().out)
+    data = json.loads(flowrl(*words, "--json").out)
     assert data["steps"][-1] == {"skill": "Place Table", "count": 1}
     assert data["choices"][0]["others"] == [WOOD]
 
 
-def test_an_unknown_skill_has_no_plan(capsys):
-    assert cli.main(["plan", "Place Tabel"]) == 1
-    assert "no skill 'Place Tabel'; closest are 'Place Table'" in capsys.readouterr().err
+def test_an_unknown_skill_has_no_plan(flowrl):
+    said = flowrl("plan", "Place Tabel", code=1).err
+    assert "no skill 'Place Tabel'; closest are 'Place Table'" in said
 
 
-def test_a_plan_of_another_game_than_the_graphs_is_refused(graph_paths, capsys):
+def test_a_plan_of_another_game_than_the_graphs_is_refused(graph_paths, flowrl):
     records.write(
         graph_paths.graph_json,
         {"env_name": "Craftax-Classic-Symbolic-v1", "layer_size": 64, "activation": "tanh"},
     )
-    assert cli.main(["plan", str(graph_paths.root), WOOD, "--env_name=Craftax-Symbolic-v1"]) == 2
-    assert "was begun with --env_name Craftax-Classic-Symbolic-v1, not" in capsys.readouterr().err
+    said = flowrl("plan", graph_paths.root, WOOD, "--env_name=Craftax-Symbolic-v1", code=2).err
+    assert "was begun with --env_name Craftax-Classic-Symbolic-v1, not" in said
 
 
-def test_skills_are_listed_with_their_state_and_where_they_come_from(tmp_path, capsys):
+def test_skills_are_listed_with_their_state_and_where_they_come_from(tmp_path, flowrl):
     graph = save(tmp_path / "graph", (WOOD, DONE), ("Place Table", FAILED)).root
-    assert cli.main(["skills", str(graph)]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = flowrl("skills", graph).out.splitlines()
     assert lines[1].split() == ["Collect", "Wood", "library", "completed"]
     assert len(lines) == 23
-    assert cli.main(["skills", str(graph), "--json"]) == 0
-    rows = {row["skill"]: row for row in json.loads(capsys.readouterr().out)}
+    rows = {row["skill"]: row for row in json.loads(flowrl("skills", graph, "--json").out)}
     assert rows["Place Table"]["status"] == "failed"
     assert rows["Place Table"]["needs"] == [WOOD]
 
 
-def test_ps_shows_the_graphs_that_have_a_scheduler(tmp_path, capsys):
+def test_ps_shows_the_graphs_that_have_a_scheduler(tmp_path, flowrl):
     root = save(tmp_path / "graph", (WOOD, DONE)).root
     lock = DaemonLock(root / "daemon.lock")
     lock.acquire()
     try:
-        assert cli.main(["ps", "--json"]) == 0
-        found = [each for each in json.loads(capsys.readouterr().out) if each["graph"] == str(root)]
+        found = [
+            each for each in json.loads(flowrl("ps", "--json").out) if each["graph"] == str(root)
+        ]
         assert found[0]["scheduler"]["pid"] == os.getpid()
         assert found[0]["skills"] == "1 completed"
     finally:
         lock.release()
-    assert cli.main(["ps"]) == 0
-    assert str(root) not in capsys.readouterr().out
+    assert str(root) not in flowrl("ps").out
 
 
 @pytest.mark.tmux
@@ -157,11 +152,10 @@ def test_attach_inside_tmux_switches_its_client_or_says_why_not(tmp_path, monkey
 
 
 @pytest.mark.parametrize("status", [DONE, running(), WAITING], ids=lambda status: status.kind)
-def test_a_skill_without_a_session_is_not_attached_to(tmp_path, monkeypatch, capsys, status):
+def test_a_skill_without_a_session_is_not_attached_to(tmp_path, monkeypatch, flowrl, status):
     monkeypatch.setenv("TMUX_TMPDIR", str(tmp_path))
     save(tmp_path / "graph", ("A", status))
-    assert cli.main(["attach", str(tmp_path / "graph"), "A"]) == 1
-    said = capsys.readouterr().err
+    said = flowrl("attach", tmp_path / "graph", "A", code=1).err
     assert f"A is {status.kind} and has no tmux session" in said
     assert ("; flowrl logs" in said) == (status != WAITING)
 
@@ -202,11 +196,9 @@ def test_the_overview_fits_on_a_screen(capsys):
         assert any(name.split()[0] in line.split()[:2] for line in half), name
 
 
-def test_an_unknown_command_is_answered_with_the_closest(capsys):
-    assert cli.main(["statsu"]) == 2
-    assert "there is no command 'statsu'; closest is 'status'" in capsys.readouterr().err
-    assert cli.main(["xyzzy"]) == 2
-    assert "there are train, sequential, sweep, add, status" in capsys.readouterr().err
+def test_an_unknown_command_is_answered_with_the_closest(flowrl):
+    assert "there is no command 'statsu'; closest is 'status'" in flowrl("statsu", code=2).err
+    assert "there are train, sequential, sweep, add, status" in flowrl("xyzzy", code=2).err
 
 
 @pytest.mark.parametrize("command", ["status", "logs", "evaluate", "export", "plan", "fsck"])
@@ -220,7 +212,7 @@ def test_a_file_is_no_graph(tmp_path, capsys, command):
     assert len(said.splitlines()) == 1
 
 
-def test_export_of_nothing_says_at_once_that_there_is_no_graph(tmp_path, capsys):
-    assert cli.main(["export", str(tmp_path / "nothing"), "-o", str(tmp_path / "agent")]) == 1
-    assert "nothing is no graph" in capsys.readouterr().err
+def test_export_of_nothing_says_at_once_that_there_is_no_graph(tmp_path, flowrl):
+    said = flowrl("export", tmp_path / "nothing", "-o", tmp_path / "agent", code=1).err
+    assert "nothing is no graph" in said
     assert not list(tmp_path.iterdir())

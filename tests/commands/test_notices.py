@@ -2,18 +2,16 @@ from __future__ import annotations
 
 import json
 
-from flowrl import cli, notices
+from flowrl import notices
 from flowrl.paths import GraphPaths
 from tests.commands.making import DONE, save
 
 
-def test_a_notice_is_shown_until_it_is_withdrawn(tmp_path, capsys):
+def test_a_notice_is_shown_until_it_is_withdrawn(tmp_path, flowrl):
     graph_paths = save(tmp_path, ("A", DONE))
     notices.publish(graph_paths, "disk", "paused (disk): no room in the graph's folder")
-    assert cli.main(["status", str(tmp_path)]) == 0
-    assert "paused (disk): no room" in capsys.readouterr().out
-    assert cli.main(["status", str(tmp_path), "--json"]) == 0
-    assert list(json.loads(capsys.readouterr().out)["notices"]) == ["disk"]
+    assert "paused (disk): no room" in flowrl("status", tmp_path).out
+    assert list(json.loads(flowrl("status", tmp_path, "--json").out)["notices"]) == ["disk"]
     notices.withdraw(graph_paths, "disk")
     notices.withdraw(graph_paths, "disk")
     assert notices.read(graph_paths) == {}

@@ -37,11 +37,10 @@ def shown(thing, **facts) -> str:
     return console.export_text()
 
 
-def test_json_says_all_that_is_known_of_every_skill(tmp_path, capsys):
+def test_json_says_all_that_is_known_of_every_skill(tmp_path, flowrl):
     graph_paths = save(tmp_path, ("A", running()), ("B", WAITING, ("A",)))
     tell_progress(graph_paths.run(0, "A"))
-    assert cli.main(["status", str(tmp_path), "--json"]) == 69
-    facts = json.loads(capsys.readouterr().out)
+    facts = json.loads(flowrl("status", tmp_path, "--json", code=69).out)
     assert (facts["graph"], facts["ended"]) == (str(tmp_path), False)
     first, second = facts["skills"]
     assert (first["skill"], first["session"], first["frames"]) == ("A", "flowrl_e0_A", 512)
@@ -50,10 +49,9 @@ def test_json_says_all_that_is_known_of_every_skill(tmp_path, capsys):
     assert set(first) == set(second)
 
 
-def test_a_table_has_one_line_per_skill_and_no_empty_columns(tmp_path, capsys):
+def test_a_table_has_one_line_per_skill_and_no_empty_columns(tmp_path, flowrl):
     save(tmp_path, ("Boil Water", DONE), ("Make Tea", FAILED))
-    assert cli.main(["status", str(tmp_path)]) == 0
-    head, sums, _, columns, first, second, *_ = capsys.readouterr().out.splitlines()
+    head, sums, _, columns, first, second, *_ = flowrl("status", tmp_path).out.splitlines()
     assert head == f"{tmp_path}: 1 completed, 1 failed"
     assert sums.startswith("0 frames merged · ")
     assert sums.endswith(" GB free")
@@ -65,11 +63,10 @@ def test_a_table_has_one_line_per_skill_and_no_empty_columns(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_name_is_shown_and_not_interpreted(tmp_path, capsys, name):
+def test_a_hostile_name_is_shown_and_not_interpreted(tmp_path, flowrl, name):
     root = tmp_path / name.replace("/", "")
     graph_paths = save(root, (name, FAILED), ("B", WAITING, (name,)))
-    assert cli.main(["status", str(root)]) == 69
-    head, *_, first, second = capsys.readouterr().out.splitlines()
+    head, *_, first, second = flowrl("status", root, code=69).out.splitlines()
     assert head.startswith(f"{root}: ")
     assert first.startswith(f"{name}  ")
     assert second.rstrip().endswith(name)
@@ -79,49 +76,42 @@ def test_a_hostile_name_is_shown_and_not_interpreted(tmp_path, capsys, name):
     assert name in coloured
 
 
-def test_json_has_the_frames_of_a_run_and_those_of_its_expert(graph_paths, capsys):
-    assert cli.main(["status", str(graph_paths.root), "--json"]) == 0
-    wood, table = json.loads(capsys.readouterr().out)["skills"]
+def test_json_has_the_frames_of_a_run_and_those_of_its_expert(graph_paths, flowrl):
+    wood, table = json.loads(flowrl("status", graph_paths.root, "--json").out)["skills"]
     merged = {
         version.skill: version.frames for version in manifest_of(graph_paths).experts.values()
     }
     assert (wood["expert_frames"], table["expert_frames"]) == (merged[WOOD], merged[TABLE])
 
 
-def test_hints_name_the_command_of_the_last_start(tmp_path, capsys):
+def test_hints_name_the_command_of_the_last_start(tmp_path, flowrl):
     """Another command would ask for other skills."""
     graph_paths = save(tmp_path, ("A", WAITING), ("B", replace(HELD, why=PAUSED)))
-    assert cli.main(["status", str(tmp_path)]) == 69
-    assert "merged until the same command as before" in " ".join(capsys.readouterr().out.split())
+    said = " ".join(flowrl("status", tmp_path, code=69).out.split())
+    assert "merged until the same command as before" in said
     words = ["elsewhere", "--target_skill", "Collect Wood", "--lr=3e-4"]
     config = configs.parse(BottomUpConfig, words, prog="flowrl train")
     last = f"flowrl train {tmp_path} --target_skill 'Collect Wood' --lr 3e-4"
     notices.publish(graph_paths, "command", config.command)
-    assert cli.main(["status", str(tmp_path)]) == 69
-    said = " ".join(capsys.readouterr().out.split())
+    said = " ".join(flowrl("status", tmp_path, code=69).out.split())
     assert f"merged until {last}" in said
     assert f"to go on with paused skills: flowrl resume {tmp_path} --all" in said
-    assert cli.main(["resume", str(tmp_path), "B"]) == 0
-    assert f"done when you start {last}" in capsys.readouterr().out
+    assert f"done when you start {last}" in flowrl("resume", tmp_path, "B").out
     graph_paths = save(tmp_path, ("B", replace(HELD, why=PAUSED)))
     assert f"--all, then {last}" in " ".join(
         shown(status.screen(graph_paths, read_rows(graph_paths))).split()
     )
 
 
-def test_a_graph_says_whether_somebody_schedules_it(tmp_path, capsys):
+def test_a_graph_says_whether_somebody_schedules_it(tmp_path, flowrl):
     graph_paths = save(tmp_path, ("A", running()))
-    assert cli.main(["status", str(tmp_path)]) == 69
-    assert "no scheduler: runs go on" in " ".join(capsys.readouterr().out.split())
+    assert "no scheduler: runs go on" in " ".join(flowrl("status", tmp_path, code=69).out.split())
     daemon = DaemonLock(graph_paths.daemon_lock)
     daemon.acquire()
-    assert cli.main(["status", str(tmp_path)]) == 0
-    assert "no scheduler" not in capsys.readouterr().out
-    assert cli.main(["status", str(tmp_path), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["scheduler"]["pid"] == os.getpid()
+    assert "no scheduler" not in flowrl("status", tmp_path).out
+    assert json.loads(flowrl("status", tmp_path, "--json").out)["scheduler"]["pid"] == os.getpid()
     daemon.release()
-    assert cli.main(["status", str(tmp_path), "--json"]) == 69
-    assert json.loads(capsys.readouterr().out)["scheduler"] is None
+    assert json.loads(flowrl("status", tmp_path, "--json", code=69).out)["scheduler"] is None
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 150])
@@ -150,25 +140,22 @@ def test_gpus_have_a_column_while_a_run_has_some(tmp_path):
     assert "gpu" not in lines(devices=())[0]
 
 
-def test_the_frames_of_the_heading_are_those_of_merged_experts(graph_paths, capsys):
+def test_the_frames_of_the_heading_are_those_of_merged_experts(graph_paths, flowrl):
     merged = sum(version.frames for version in manifest_of(graph_paths).experts.values())
     assert merged
-    assert cli.main(["status", str(graph_paths.root)]) == 0
-    assert f"{merged:,} frames merged · " in capsys.readouterr().out
+    assert f"{merged:,} frames merged · " in flowrl("status", graph_paths.root).out
 
 
-def test_a_success_rate_below_100_percent_is_never_shown_as_that(tmp_path, capsys):
+def test_a_success_rate_below_100_percent_is_never_shown_as_that(tmp_path, flowrl):
     save(tmp_path, ("A", replace(DONE, success_rate=0.996, goal=0.999)))
-    assert cli.main(["status", str(tmp_path)]) == 0
-    assert "99.6%" in capsys.readouterr().out
+    assert "99.6%" in flowrl("status", tmp_path).out
 
 
-def test_the_heading_says_goal_slots_frames_and_room(tmp_path, capsys):
+def test_the_heading_says_goal_slots_frames_and_room(tmp_path, flowrl):
     graph_paths = save(tmp_path, ("A", running()), ("B", DONE))
     tell_progress(graph_paths.run(0, "A"))
     notices.publish(graph_paths, "requested", "skills asked for: 2; goal: 99.5% success; slots: 3")
-    assert cli.main(["status", str(tmp_path)]) == 69
-    said = capsys.readouterr().out
+    said = flowrl("status", tmp_path, code=69).out
     assert "\nslots in use: 1 · 0 frames merged · " in said
     assert "\nskills asked for: 2; goal: 99.5% success; slots: 3\n" in said
 
@@ -189,19 +176,17 @@ def head_of(graph_paths) -> str:
     return shown(skill_table(read_rows(graph_paths))).splitlines()[0].rstrip()
 
 
-def test_a_cancelled_skill_is_not_shown_as_failed(tmp_path, capsys):
+def test_a_cancelled_skill_is_not_shown_as_failed(tmp_path, flowrl):
     save(tmp_path, ("A", Failed(why=CANCELLED, attempt=1, at=NOW)))
-    assert cli.main(["status", str(tmp_path)]) == 0
-    said = capsys.readouterr().out
+    said = flowrl("status", tmp_path).out
     assert "1 cancelled" in said
     assert "failed" not in said
 
 
-def test_a_failure_text_is_shown_as_it_is(tmp_path, capsys):
+def test_a_failure_text_is_shown_as_it_is(tmp_path, flowrl):
     why = "KeyError: [bold]'x'[/bold] :boom:"
     save(tmp_path, ("A", type(FAILED)(why=why, attempt=1, at=FAILED.at)))
-    assert cli.main(["status", str(tmp_path)]) == 0
-    assert why in capsys.readouterr().out
+    assert why in flowrl("status", tmp_path).out
 
 
 @pytest.mark.parametrize("words", [["status"], ["logs", "B"], ["plan", "B"], ["fsck"]])
@@ -215,9 +200,8 @@ def test_a_folder_with_a_terminal_escape_in_its_name_is_shown_without(tmp_path, 
 
 
 @pytest.mark.parametrize("command", [["status"], ["logs", "A", "--graph-path"]])
-def test_a_folder_that_is_no_graph_ends_in_one_line(tmp_path, capsys, command):
-    assert cli.main([*command, str(tmp_path)]) == 1
-    said = capsys.readouterr()
+def test_a_folder_that_is_no_graph_ends_in_one_line(tmp_path, flowrl, command):
+    said = flowrl(*command, tmp_path, code=1)
     assert said.out == ""
     (line,) = said.err.splitlines()
     assert line.startswith(f"flowrl: {tmp_path} is no graph")
@@ -299,8 +283,7 @@ def test_the_screen_of_a_training_names_a_failed_runs_log_and_does_not_show_it(t
     assert "last lines" not in text
 
 
-def test_without_runs_no_run_is_said_to_go_on(tmp_path, capsys):
+def test_without_runs_no_run_is_said_to_go_on(tmp_path, flowrl):
     save(tmp_path / "graph", ("A", WAITING))
-    assert cli.main(["status", str(tmp_path / "graph")]) == 69
-    said = " ".join(capsys.readouterr().out.split())
+    said = " ".join(flowrl("status", tmp_path / "graph", code=69).out.split())
     assert "no scheduler: nothing is started" in said

@@ -91,9 +91,8 @@ def weak(graph_paths: GraphPaths) -> GraphPaths:
     return graph_paths
 
 
-def test_the_command_says_it_in_a_screen_and_in_json(weak, capsys):
-    assert cli.main(["why", str(weak.root), "place_table"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+def test_the_command_says_it_in_a_screen_and_in_json(weak, flowrl):
+    lines = flowrl("why", weak.root, "place_table").out.splitlines()
     assert lines[0] == (
         f"{TABLE}: 50% of 100 episodes succeed; 40% of its episodes end in step 2, {TABLE}, "
         "mostly by time limit"
@@ -101,8 +100,7 @@ def test_the_command_says_it_in_a_screen_and_in_json(weak, capsys):
     assert lines[1] == f"  1  {WOOD}: 90% of its attempts, 10% of the episodes end here by mob"
     assert lines[-1].startswith("remedy: ")
     assert len(lines) < 24
-    assert cli.main(["why", str(weak.root), "1", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["losses"][1]["lost"] == 0.4
+    assert json.loads(flowrl("why", weak.root, "1", "--json").out)["losses"][1]["lost"] == 0.4
 
 
 def test_status_says_the_first_line_of_it(weak, capsys):
@@ -113,10 +111,9 @@ def test_status_says_the_first_line_of_it(weak, capsys):
     assert not rows[WOOD]["why"]
 
 
-def test_a_run_without_counts_is_an_error_with_its_remedy(graph_paths, capsys):
+def test_a_run_without_counts_is_an_error_with_its_remedy(graph_paths, flowrl):
     save(graph_paths.root, (WOOD, DONE))
-    assert cli.main(["why", str(graph_paths.root), WOOD]) == 2
-    said = capsys.readouterr().err
+    said = flowrl("why", graph_paths.root, WOOD, code=2).err
     assert f"no run of {WOOD}" in said
     assert "train it" in said
     assert len(said.splitlines()) == 1

@@ -43,6 +43,16 @@ def make_expert(folder: Path, content: str, values: tuple[float, ...] | None = N
     return folder
 
 
+def random_expert(seed: int, shapes: Shapes = SHAPES) -> dict:
+    """The arrays of an expert, of which every bit is told by the seed."""
+    import numpy as np  # stand-in trainers need none of these
+    from flax.traverse_util import unflatten_dict
+
+    luck = np.random.default_rng(seed)
+    leaves = {path: luck.standard_normal(shape).astype("f4") for path, shape in shapes.items()}
+    return unflatten_dict(leaves, sep="/")
+
+
 def content_of(folder: Path) -> str:
     return (folder / "arrays" / "d0").read_text()
 
@@ -59,6 +69,13 @@ def content_digest(folder: Path) -> str:
         total.update(f"{leaf}\0<f4\0{shape}\n".encode())
         total.update(_marked(folder) if leaf == MARKED else bytes(4 * _size(shape)))
     return total.hexdigest()
+
+
+def digest_of_arrays(folder: Path) -> str:
+    """The digest of the arrays in a checkpoint of `SHAPES` that Orbax wrote."""
+    from flowrl.experts import checkpoint
+
+    return checkpoint.array_digest(checkpoint.load_expert(folder, checkpoint.like_of(SHAPES)))
 
 
 _known: dict[str, ArrayReport] = {}

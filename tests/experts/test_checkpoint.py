@@ -5,22 +5,20 @@ import shutil
 
 import numpy as np
 import pytest
-from flax.traverse_util import unflatten_dict
 
 from flowrl import storage
 from flowrl.errors import ExpertCorruptError, ExpertMissingError, ExpertShapeError
 from flowrl.experts import checkpoint
 from flowrl.runs import expert_shapes
+from tests.experts import making
 
 SHAPES = expert_shapes(9, 4, 6)
 # Orbax's own loop is closed when it meets damaged files, and complains when it is collected.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
-def random_expert(seed: int, shapes=SHAPES) -> dict:
-    rng = np.random.default_rng(seed)
-    leaves = {path: rng.standard_normal(shape).astype(np.float32) for path, shape in shapes.items()}
-    return unflatten_dict(leaves, sep="/")
+def random_expert(seed: int) -> dict:
+    return making.random_expert(seed, SHAPES)
 
 
 def same_bits(one, other) -> bool:

@@ -61,7 +61,7 @@ def test_a_manifest_without_its_seal_or_of_another_format_is_refused(graph_paths
     [
         (lambda d: d["experts"].append(d["experts"][0]), "listed twice"),
         (lambda d: d["experts"][0].update(version="v1"), "'v1' is not the name of a version"),
-        (lambda d: d.update(merged=["a/b"]), "'a/b' is no run id"),
+        (lambda d: d.update(merged=["a/b"]), r"merged\[0\] is 'a/b': must be a plain word"),
         (lambda d: d["experts"][0].update(skill="a\nb"), r"experts\[0\].skill"),
         (lambda d: d["experts"][0].update(frames=-1), r"experts\[0\].frames is -1"),
         (lambda d: d.pop("merged"), "merged is missing"),

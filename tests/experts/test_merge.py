@@ -134,14 +134,11 @@ def test_a_offeredis_taken_when_nobody_else_has_merged_since_its_ancestor():
     assert isinstance(decided(OLD, candidate(acted=7), never), UseCandidate)
 
 
-def test_a_new_expert_is_taken_with_the_frames_it_acted_in():
-    offered = candidate(acted=7, ancestor=None)
+@pytest.mark.parametrize("acted", [7, 0])
+def test_a_new_expert_is_taken_with_the_frames_it_acted_in_even_if_none(acted):
+    offered = candidate(acted=acted, ancestor=None)
     assert decided(None, offered, never) == UseCandidate(why="new expert")
-    assert offered.frames == 7
-
-
-def test_a_new_expert_is_taken_even_when_it_never_acted():
-    assert isinstance(decided(None, candidate(acted=0, ancestor=None), never), UseCandidate)
+    assert offered.frames == acted
 
 
 def test_a_rule_sees_ancestor_current_and_candidate_of_a_stale_run():
@@ -155,14 +152,10 @@ def test_a_rule_sees_ancestor_current_and_candidate_of_a_stale_run():
 # --- the frame rule
 
 
-def test_the_shorter_run_that_arrives_last_changes_nothing():
-    longer = version(frames=150, content="longer", name="v000002-b")
-    assert isinstance(decided(longer, candidate(acted=80)), KeepCurrent)
-
-
-def test_a_tie_keeps_what_is_there():
-    first = version(frames=60, content="first", name="v000002-b")
-    assert isinstance(decided(first, candidate(acted=10)), KeepCurrent)
+@pytest.mark.parametrize("acted", [5, 10], ids=["shorter", "as long"])
+def test_only_a_longer_run_that_arrives_later_changes_anything(acted):
+    there = version(frames=60, content="first", name="v000002-b")
+    assert isinstance(decided(there, candidate(acted=acted)), KeepCurrent)
 
 
 @given(st.lists(FRAMES, min_size=1, max_size=5, unique=True), st.randoms())

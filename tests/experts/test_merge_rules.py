@@ -273,7 +273,3 @@ def test_evidence_about_another_version_is_no_evidence(rule):
         Blended(question=other, folder=Path("x"), sha256="x", content="x"),
     ):
         assert decide(rule, **facts, evidence=told) == asked
-
-
-def test_every_name_has_its_rule():
-    assert set(MERGE_RULES) == {"frame_count", "frame_average", "eval_gate"}

@@ -19,7 +19,6 @@ from flowrl.errors import (
     ExpertIndexError,
     ExpertMissingError,
     FileRefusedError,
-    FormatVersionError,
 )
 from flowrl.experts import manifest as manifests
 from flowrl.experts.merge import (
@@ -303,13 +302,6 @@ def test_a_damaged_manifest_stops_everything_and_names_the_remedy(store, graph_p
     for attempt in (store.manifest, lambda: merge(store, "r3", expert=2, acted=1), store.recover):
         with pytest.raises(FileRefusedError, match=r"flowrl fsck \S+ --repair, which restores it"):
             attempt()
-
-
-def test_a_manifest_of_another_flowrl_is_refused_by_its_format(store, graph_paths):
-    merge(store, "r1", expert=0, acted=1)
-    edit(graph_paths.manifest, '"format": 1', '"format": 9')
-    with pytest.raises(FormatVersionError, match="format 9"):
-        store.manifest()
 
 
 def test_garbage_is_what_no_kept_manifest_names(store, graph_paths):

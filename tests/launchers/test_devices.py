@@ -13,6 +13,7 @@ from flowrl.errors import ConfigError
 from flowrl.launchers import gpus
 from flowrl.launchers.gpus import Device, slots, visible_devices
 from flowrl.launchers.sandbox import child_env
+from tests.machine import program
 
 TWO = "0, GPU-aa11, 81559\n1, GPU-bb22, 40960\n"
 FIRST = Device(id="0", memory_mb=81559, uuid="GPU-aa11")
@@ -34,9 +35,7 @@ def nvidia_smi(tmp_path, monkeypatch):
     """Replaces nvidia-smi by a shell script."""
 
     def install(script: str) -> None:
-        program = tmp_path / "nvidia-smi"
-        program.write_text(f"#!/bin/sh\n{script}\n")
-        program.chmod(0o755)
+        program(tmp_path / "nvidia-smi", script)
 
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     return install

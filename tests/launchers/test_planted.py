@@ -100,12 +100,11 @@ def test_a_launch_writes_nowhere_else(local, make_job, how, name):
 
 
 @pytest.mark.parametrize("how", PLANTS)
-def test_status_shows_nothing_that_progress_points_to(tmp_path, capsys, how):
+def test_status_shows_nothing_that_progress_points_to(tmp_path, flowrl, how):
     graph_paths = save(tmp_path, ("A", running()))
     tell_progress(graph_paths.run(0, "A"))
     plant(how, graph_paths.run(0, "A").progress)
-    assert cli.main(["status", str(tmp_path), "--json"]) == 69
-    row = json.loads(capsys.readouterr().out)["skills"][0]
+    row = json.loads(flowrl("status", tmp_path, "--json", code=69).out)["skills"][0]
     assert (row["frames"], row["phase"]) == (None, None)
 
 

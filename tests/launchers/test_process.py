@@ -13,7 +13,6 @@ import pytest
 
 from flowrl.launchers import process
 from flowrl.launchers.base import Handle
-from flowrl.launchers.process import EndWatcher
 
 
 @pytest.fixture
@@ -29,39 +28,34 @@ def handle_of(child: subprocess.Popen) -> Handle:
     return Handle(run_id="r", session="s", pid=child.pid, start_time=start_time)
 
 
-def seconds_waited(watcher: EndWatcher, handles: list[Handle], timeout_seconds: float) -> float:
+def seconds_waited(handles: list[Handle], timeout_seconds: float) -> float:
     began = time.monotonic()
-    watcher.wait(handles, timeout_seconds=timeout_seconds)
+    process.wait_for_end(handles, timeout_seconds=timeout_seconds)
     return time.monotonic() - began
 
 
 def test_waiting_ends_at_the_timeout(sleeper):
-    assert seconds_waited(EndWatcher(), [handle_of(sleeper)], 0.1) >= 0.09
-    assert seconds_waited(EndWatcher(), [], 0.1) >= 0.09
+    assert seconds_waited([handle_of(sleeper)], 0.1) >= 0.09
+    assert seconds_waited([], 0.1) >= 0.09
 
 
-def test_an_end_before_the_wait_is_told_at_once_but_only_once(sleeper):
-    handle, watcher = handle_of(sleeper), EndWatcher()
+def test_an_end_before_the_wait_is_told_soon_and_without_spinning(sleeper):
+    handle = handle_of(sleeper)
     sleeper.kill()
     sleeper.wait()
-    assert seconds_waited(watcher, [handle], 60.0) < 30.0
-    assert 0.04 <= seconds_waited(watcher, [handle], 60.0) < 30.0
+    assert 0.04 <= seconds_waited([handle], 60.0) < 30.0
 
 
 def test_an_end_during_the_wait_is_heard(sleeper):
     handle = handle_of(sleeper)
     killer = subprocess.Popen(["sh", "-c", f"sleep 0.1; kill -9 {sleeper.pid}"])
-    assert seconds_waited(EndWatcher(), [handle], 60.0) < 30.0
+    assert seconds_waited([handle], 60.0) < 30.0
     killer.wait()
 
 
 def test_a_system_without_pidfds_is_looked_at_often(sleeper, monkeypatch):
     monkeypatch.delattr(os, "pidfd_open")
-    handle, watcher = handle_of(sleeper), EndWatcher()
-    assert 0.04 <= seconds_waited(watcher, [handle], 60.0) < 30.0
-    sleeper.kill()
-    sleeper.wait()
-    watcher.wait([handle], timeout_seconds=60.0)
+    assert 0.04 <= seconds_waited([handle_of(sleeper)], 60.0) < 30.0
 
 
 def test_no_descriptor_left_is_no_loss(sleeper, monkeypatch):
@@ -69,7 +63,7 @@ def test_no_descriptor_left_is_no_loss(sleeper, monkeypatch):
         raise OSError(24, "Too many open files")
 
     monkeypatch.setattr(os, "pidfd_open", refuse)
-    assert 0.04 <= seconds_waited(EndWatcher(), [handle_of(sleeper)], 60.0) < 30.0
+    assert 0.04 <= seconds_waited([handle_of(sleeper)], 60.0) < 30.0
 
 
 def descriptors() -> int:
@@ -77,32 +71,12 @@ def descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def test_waiting_holds_a_descriptor_for_each_run_and_no_other(sleeper):
-    before, watcher = descriptors(), EndWatcher()
-    for _ in range(50):
-        watcher.wait([handle_of(sleeper)] * 3, timeout_seconds=0)
-    assert descriptors() == before + 1
-    watcher.wait([], timeout_seconds=0)
+def test_waiting_leaves_no_descriptor_open(sleeper):
+    before, handle = descriptors(), handle_of(sleeper)
+    process.wait_for_end([handle] * 3, timeout_seconds=0)
     assert descriptors() == before
-    watcher.wait([handle_of(sleeper)], timeout_seconds=0)
-    watcher.close()
-    assert descriptors() == before
-
-
-def test_an_end_gives_its_descriptor_back(sleeper):
-    before, watcher = descriptors(), EndWatcher()
-    handle = handle_of(sleeper)
-    watcher.wait([handle], timeout_seconds=0)
     sleeper.kill()
-    assert seconds_waited(watcher, [handle], 60.0) < 30.0
-    assert descriptors() == before
-    assert 0.04 <= seconds_waited(watcher, [handle], 60.0) < 30.0
-
-
-def test_more_runs_than_there_are_descriptors_for_are_looked_at_often(sleeper, monkeypatch):
-    monkeypatch.setattr(process, "_max_watched", lambda: 0)
-    before, watcher = descriptors(), EndWatcher()
-    assert 0.04 <= seconds_waited(watcher, [handle_of(sleeper)], 60.0) < 30.0
+    process.wait_for_end([handle], timeout_seconds=60.0)
     assert descriptors() == before
 
 

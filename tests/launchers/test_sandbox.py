@@ -32,6 +32,7 @@ from tests.launchers.conftest import (
     until,
 )
 from tests.launchers.test_runner import small_cgroup
+from tests.machine import program
 from tests.waiting import limit
 
 HERE = sandbox.confinement("auto", Path("/nowhere"))
@@ -346,9 +347,7 @@ def test_the_cache_of_confined_trainers_is_their_own(local, make_job, tmp_path):
 
 
 def fake_bubblewrap(folder: Path, monkeypatch, script: str) -> None:
-    program = folder / "bwrap"
-    program.write_text(f"#!/bin/sh\n{script}\n")
-    program.chmod(0o755)
+    program(folder / "bwrap", script)
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
 
 

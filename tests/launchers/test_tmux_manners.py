@@ -17,6 +17,7 @@ from flowrl.launchers.tmux import TmuxLauncher
 from flowrl.parallel.start import open_launcher
 from tests.launchers.conftest import SLEEP, STUBBORN, SUCCEED, end_of, signal_to, start_of, until
 from tests.launchers.tmux_sessions import cause_of, sessions, somebody_attached
+from tests.machine import program
 
 pytestmark = pytest.mark.tmux
 
@@ -153,13 +154,11 @@ def test_a_session_without_its_options_is_no_launch(tmux, make_job, monkeypatch)
 def test_a_tmux_that_fails_is_tried_again_only_when_that_may_help(
     tmux, make_job, monkeypatch, tmp_path, words, match
 ):
-    fake = tmp_path / "bin" / "tmux"
-    fake.parent.mkdir()
-    fake.write_text(
-        f"#!/bin/sh\nif mkdir {tmp_path}/failed 2>/dev/null; then {words}; fi\n"
-        'exec /usr/bin/env PATH="${PATH#*:}" tmux "$@"\n'
+    fake = program(
+        tmp_path / "bin" / "tmux",
+        f"if mkdir {tmp_path}/failed 2>/dev/null; then {words}; fi\n"
+        'exec /usr/bin/env PATH="${PATH#*:}" tmux "$@"',
     )
-    fake.chmod(0o755)
     monkeypatch.setenv("PATH", f"{fake.parent}:{os.environ['PATH']}")
     job = make_job("pass")
     if match is not None:

@@ -17,6 +17,7 @@ from flowrl.launchers.base import Job
 from flowrl.launchers.local import LocalLauncher
 from flowrl.parallel.events import RunRequest
 from flowrl.parallel.scheduler import SkillScheduler
+from tests.parallel.scheduling import QuietBackend
 
 TRAINER = """
 import sys, time
@@ -32,7 +33,7 @@ write_result(RunPaths(folder, 0), RunResult(run_id=run_id, frames=5, experts=(),
 """
 
 
-class ScriptBackend:
+class ScriptBackend(QuietBackend):
     """Folders named by run id, and a ledger."""
 
     def __init__(self, root: Path) -> None:
@@ -57,16 +58,7 @@ class ScriptBackend:
         merged = ledger.read_text().split() if ledger.exists() else []
         if task.run_id not in merged:
             storage.append_line(ledger, str(task.run_id))
-        return {"run_id": task.run_id, "frames": 5, "success_rate": 1.0, "wall_seconds": 0.1}
-
-    def archived_result(self, task: RunRequest) -> None:
-        pass
-
-    def archive(self, task: RunRequest) -> None:
-        pass
-
-    def discard(self, task: RunRequest) -> None:
-        pass
+        return {"run_id": task.run_id}
 
     def _job(self, task: RunRequest, run_id: str) -> Job:
         folder = self.root / "runs" / run_id

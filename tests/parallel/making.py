@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from flowrl import storage
@@ -14,7 +15,15 @@ from flowrl.launchers.run_status import lock_held
 from flowrl.parallel.training_processor import process_completed_training, recover_graph
 from flowrl.parallel.training_setup import PreparedRun, live_runs, prepare_training_run
 from flowrl.paths import GraphPaths, RunPaths
-from flowrl.runs import ExpertReport, PlannedStep, RunResult, TrainingRun, read_run, write_result
+from flowrl.runs import (
+    ExpertReport,
+    PlannedStep,
+    RunResult,
+    TrainingRun,
+    read_result,
+    read_run,
+    write_result,
+)
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.skill import load_library, skill_from_data
 from tests.experts.making import SHAPES, content_digest, make_expert, tell_arrays
@@ -117,6 +126,19 @@ def finish(run_paths: RunPaths, acted: Mapping[int, int]) -> RunResult:
     )
     write_result(run_paths, result)
     return result
+
+
+def report_anew(
+    run_paths: RunPaths, *local: int, digest: Callable[[Path], str] = content_digest
+) -> None:
+    """Let result.json say of these experts what their folders hold now."""
+    result = read_result(run_paths)
+    reports = list(result.experts)
+    for number in local:
+        folder = run_paths.final(number)
+        facts = {"sha256": storage.tree_digest(folder), "content": digest(folder)}
+        reports[number] = replace(reports[number], **facts)
+    write_result(run_paths, replace(result, experts=tuple(reports)))
 
 
 def merge(graph_paths: GraphPaths, ready: PreparedRun, **options) -> dict:

@@ -184,21 +184,14 @@ class FakeBackend:
     def merge(self, task: RunRequest) -> Mapping[str, Any]:
         assert task.run_id is not None
         self.world.op("merge")
-        again = task.run_id in self.world.ledger
-        if not again:
+        if task.run_id not in self.world.ledger:
             if self.world.folders.get(task.skill) != task.run_id:
                 raise ResultRefusedError(f"{task.skill}: no run {task.run_id}")
             if self.world.runs[task.run_id].result is None:
                 raise ResultRefusedError(f"{task.skill}: no result")
             self.world.ledger.append(task.run_id)
         self.world.op("merged")
-        return {
-            "run_id": task.run_id,
-            "frames": 1000,
-            "success_rate": 0.9,
-            "wall_seconds": 2.0,
-            "again": again,
-        }
+        return {"run_id": task.run_id}
 
     def archived_result(self, task: RunRequest) -> RunResult | None:
         return finished(task.run_id) if task.run_id in self.world.ledger else None
@@ -216,7 +209,20 @@ class FakeBackend:
         self.world.discarded.append(task.run_id)
 
 
-class JobsBackend:
+class QuietBackend:
+    """A backend that archives and discards nothing."""
+
+    def archived_result(self, task: RunRequest) -> None:
+        pass
+
+    def archive(self, task: RunRequest) -> None:
+        pass
+
+    def discard(self, task: RunRequest) -> None:
+        pass
+
+
+class JobsBackend(QuietBackend):
     """A backend whose jobs come from a function, for real launchers; its merges do nothing."""
 
     def __init__(self, make: Callable[[RunRequest], Job]) -> None:
@@ -238,15 +244,6 @@ class JobsBackend:
 
     def merge(self, task: RunRequest) -> Mapping[str, Any]:
         return {}
-
-    def archived_result(self, task: RunRequest) -> None:
-        pass
-
-    def archive(self, task: RunRequest) -> None:
-        pass
-
-    def discard(self, task: RunRequest) -> None:
-        pass
 
 
 class FakeLauncher:

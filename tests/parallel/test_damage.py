@@ -31,7 +31,7 @@ def damage(place, expert):
     return version
 
 
-def test_a_dependant_trains_on_the_previous_version_of_a_damaged_expert(place, capsys):
+def test_a_dependant_trains_on_the_previous_version_of_a_damaged_expert(place, flowrl):
     place.order({TABLE: {"acted": {"0": 50, "1": 50}}})
     assert place.run(*LOCAL, TO_TABLE)[0] == 0
     assert place.experts() == {0: (WOOD, 150), 1: (TABLE, 50)}
@@ -40,13 +40,13 @@ def test_a_dependant_trains_on_the_previous_version_of_a_damaged_expert(place, c
     assert code == 0, said
     assert f"version {broken.version} (150 frames) is in" in said
     assert place.experts()[0] == (WOOD, 100)
-    assert cli.main(["status", str(place.graph_paths.root)]) == 0
-    assert "expert 0 (Collect Wood) was damaged" in " ".join(capsys.readouterr().out.split())
+    said = " ".join(flowrl("status", place.graph_paths.root).out.split())
+    assert "expert 0 (Collect Wood) was damaged" in said
     assert cli.main(["fsck", str(place.graph_paths.root), "--repair"]) == 0
     assert "damage_expert_0" not in notices.read(place.graph_paths)
 
 
-def test_a_skill_without_a_whole_version_is_trained_again_once_a_user_says_so(place, capsys):
+def test_a_skill_without_a_whole_version_is_trained_again_once_a_user_says_so(place, flowrl):
     place.order()
     assert place.run(*LOCAL, TO_TABLE)[0] == 0
     damage(place, 1)
@@ -56,8 +56,7 @@ def test_a_skill_without_a_whole_version_is_trained_again_once_a_user_says_so(pl
         assert (code, f"let flowrl fsck {graph} --repair" in said) == (1, True), said
     assert place.launches() == [WOOD, TABLE]
     assert place.statuses() == {WOOD: "completed", TABLE: "completed"}
-    assert cli.main(["fsck", graph, "--repair"]) == 0
-    assert "its skill will be trained again" in capsys.readouterr().out
+    assert "its skill will be trained again" in flowrl("fsck", graph, "--repair").out
     code, said = place.run(*LOCAL, TO_PICKAXE)
     assert code == 0, said
     assert place.launches() == [WOOD, TABLE, TABLE, PICKAXE]

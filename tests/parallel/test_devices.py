@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowrl import bottomup, bottomup_parallel, cli, config
+from flowrl import bottomup, bottomup_parallel, config
 from flowrl.config import BottomUpConfig, ScheduleConfig
 from flowrl.launchers.run_status import read_start
 from flowrl.parallel import start
@@ -29,6 +29,7 @@ from flowrl.paths import GraphPaths
 from flowrl.runs import read_run
 from tests.games.test_a_game_of_ones_own import installed
 from tests.launchers.conftest import nothing_survives, server_folder  # noqa: F401
+from tests.machine import program
 from tests.parallel.making import GRAPH, WOOD
 from tests.parallel.scheduling import NOW
 from tests.parallel.stand_in_story import Place, ended
@@ -49,10 +50,7 @@ SAPLING, DRINK = "Collect Sapling", "Collect Drink"
 def slots(devices, *, each, running=(), runs=99):
     schedule = ScheduleConfig(max_parallel_skills=runs, devices_per_run=each)
     context = StepContext(now=NOW, schedule=schedule, devices=devices)
-    entries = [
-        Entry(skill=str(order), needs=(), order=order, status=status)
-        for order, status in enumerate(running)
-    ]
+    entries = [Entry(skill=str(order), status=status) for order, status in enumerate(running)]
     return Slots(context, entries)
 
 
@@ -93,13 +91,10 @@ def test_sets_of_devices_never_overlap_more_than_they_may(devices, each, history
 @pytest.fixture
 def place(tmp_path, server_folder, monkeypatch):  # noqa: F811
     """A machine with four GPUs, as far as a daemon can see."""
-    program = tmp_path / "bin" / "nvidia-smi"
     (tmp_path / "plugins" / "jax_cuda12_plugin").mkdir(parents=True)
-    program.parent.mkdir()
     lines = "".join(f"{number}, GPU-{number}, 80000\\n" for number in range(4))
-    program.write_text(f"#!/bin/sh\nprintf '{lines}'\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    bin_folder = program(tmp_path / "bin" / "nvidia-smi", f"printf '{lines}'").parent
+    monkeypatch.setenv("PATH", f"{bin_folder}:{os.environ['PATH']}")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "plugins"))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     place = Place(tmp_path)
@@ -118,15 +113,14 @@ def visible_to(place: Place, skill: str) -> str:
 
 
 @pytest.mark.tmux
-def test_runs_in_sessions_get_pairs_of_gpus_and_the_third_waits(place, capsys):
+def test_runs_in_sessions_get_pairs_of_gpus_and_the_third_waits(place, flowrl):
     place.order({skill: {"gate": "gate"} for skill in (WOOD, SAPLING, DRINK)})
     flags = (*TMUX, "--devices_per_run=2", "--max_parallel_skills=9", "--max_nodes=4")
     daemon = place.start(*flags)
     until(lambda: len(place.launches()) == 2)
     first, second = place.launches()
     assert {visible_to(place, first), visible_to(place, second)} == {"0,1", "2,3"}
-    assert cli.main(["status", str(place.graph_paths.root)]) == 0
-    shown = capsys.readouterr().out
+    shown = flowrl("status", place.graph_paths.root).out
     assert shown.count(" 0-1 ") == shown.count(" 2-3 ") == shown.count("a free slot") == 1
     place.open("gate")
     code, said = ended(daemon)
@@ -141,7 +135,7 @@ def test_runs_in_sessions_get_pairs_of_gpus_and_the_third_waits(place, capsys):
 
 
 @pytest.mark.tmux
-def test_a_real_trainer_trains_on_all_gpus_that_it_gets(place, tmp_path, monkeypatch, capsys):
+def test_a_real_trainer_trains_on_all_gpus_that_it_gets(place, tmp_path, monkeypatch, flowrl):
     """Two devices of the CPU are there for the GPUs, which JAX does not find."""
     monkeypatch.setenv("PYTHONPATH", installed(tmp_path))
     monkeypatch.setenv("XLA_FLAGS", f"{os.environ.get('XLA_FLAGS', '')} {HOST_DEVICES}")
@@ -153,8 +147,8 @@ def test_a_real_trainer_trains_on_all_gpus_that_it_gets(place, tmp_path, monkeyp
     assert visible_to(place, "Pick Berry") == "0,1"
     code, said = ended(daemon)
     assert code == 0, said
-    assert cli.main(["logs", "Pick Berry", "--graph_path", str(root)]) == 0
-    assert "32 environments in 2 shards on 2 devices" in capsys.readouterr().out
+    said = flowrl("logs", "Pick Berry", "--graph_path", root).out
+    assert "32 environments in 2 shards on 2 devices" in said
     assert read_run(place.graph_paths.archive(0, "Pick Berry")).config["num_devices"] == 2
 
 

@@ -8,25 +8,22 @@ import subprocess
 
 import pytest
 
-from flowrl import cli, notices, storage
+from flowrl import notices, storage
 from flowrl.errors import LaunchError
 from flowrl.launchers.base import Lost
 from flowrl.parallel import health
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.paths import GraphPaths
+from tests import machine
 from tests.parallel.scheduling import FakeBackend, FakeLauncher, lines, status, words
 from tests.parallel.stand_in_story import Place, ended
 
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A file system of 1 MiB, which can be filled and made read-only."""
-    folder = storage.make_dir(tmp_path / "disk")
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("mounting a small disk needs root; the injected faults below stand in")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
+    """It can be filled and made read-only."""
+    with machine.small_disk(tmp_path / "disk", "1m") as folder:
+        yield folder
 
 
 @pytest.fixture
@@ -51,7 +48,7 @@ def fill(folder):
     return big
 
 
-def test_a_full_disk_pauses_and_goes_on_by_itself(on_disk, small_disk, world, caplog, capsys):
+def test_a_full_disk_pauses_and_goes_on_by_itself(on_disk, small_disk, world, caplog, flowrl):
     """FAULTS 25 and 26."""
     before = on_disk.graph_paths.scheduler_state.read_bytes()
     big = fill(small_disk)
@@ -61,8 +58,9 @@ def test_a_full_disk_pauses_and_goes_on_by_itself(on_disk, small_disk, world, ca
     assert not world.ledger, "nothing is merged"
     assert on_disk.graph_paths.scheduler_state.read_bytes() == before
     assert caplog.text.count("paused (disk)") == 1, "it is said once"
-    assert cli.main(["status", str(on_disk.graph_paths.root)]) == 0
-    assert "paused (disk)" in capsys.readouterr().out, "without a byte to note it in"
+    assert "paused (disk)" in flowrl("status", on_disk.graph_paths.root).out, (
+        "without a byte to note it in"
+    )
     big.unlink()
     on_disk.tick()
     assert words(on_disk) == {"A": "completed", "B": "running"}

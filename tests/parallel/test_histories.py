@@ -20,11 +20,12 @@ from flowrl.config import ScheduleConfig
 from flowrl.errors import BusyError
 from flowrl.launchers.base import ExitCause, Exited, Handle, Lost
 from flowrl.parallel import events, health
-from flowrl.parallel.events import ControlRequest, NewSkill, StopMode, Verb
+from flowrl.parallel.events import ControlRequest, StopMode, Verb
 from flowrl.parallel.health import DaemonLock
 from flowrl.parallel.state import SchedulerState, StateFile, decode, next_due
 from flowrl.parallel.status import (
     Completed,
+    Entry,
     Failed,
     Held,
     Merging,
@@ -282,7 +283,7 @@ class Play:
         for _ in range(count):
             needs = self.dice.sample(names, k=min(len(names), self.dice.randint(0, 2)))
             name = f"s{len(names)}"
-            new = NewSkill(skill=name, needs=tuple(needs), priority=self.dice.randint(0, 2))
+            new = Entry(skill=name, needs=tuple(needs), priority=self.dice.randint(0, 2))
             self.tell(events.SkillsAdded((new,)))
             names.append(name)
 

@@ -16,8 +16,8 @@ from flowrl.errors import EXIT_BUSY
 from flowrl.launchers.local import LocalLauncher
 from flowrl.launchers.run_status import lock_held
 from flowrl.launchers.tmux import TmuxLauncher
-from flowrl.parallel.events import NewSkill
 from flowrl.parallel.scheduler import SkillScheduler
+from flowrl.parallel.status import Entry
 from flowrl.paths import RunPaths, session_name
 from flowrl.runs import read_run
 from flowrl.skills.graph import SkillGraph
@@ -104,7 +104,7 @@ def test_experts_0_5_10_and_50_become_five_networks_with_the_new_one(place, laun
         graph = SkillGraph([*providers.values(), last])
         daemon.set_callbacks(backend=StandInBackend(place.graph_paths, BottomUpConfig(), graph))
         for number, skill in providers.items():
-            daemon.add_skills([NewSkill(skill=skill.name, expert=number)])
+            daemon.add_skills([Entry(skill=skill.name, expert=number)])
         daemon.add_skill("Last", {}, graph.needs("Last"))
         assert daemon.run().complete
     archive = RunPaths(place.graph_paths.skill_folder(51, "Last"), 51)
@@ -169,7 +169,7 @@ def test_a_graph_of_eight_real_skills_trains_two_at_a_time(place):
         assert f"training {skill}" in archive.training_log.read_text()
 
 
-def test_a_skill_that_keeps_failing_blocks_only_those_that_need_it(place, capsys):
+def test_a_skill_that_keeps_failing_blocks_only_those_that_need_it(place, flowrl):
     skills = up_to(STONE)
     blocked = [name for name in skills if PICKAXE in GRAPH.all_needs(name)]
     place.order({PICKAXE: {"fails": 99}})
@@ -180,8 +180,9 @@ def test_a_skill_that_keeps_failing_blocks_only_those_that_need_it(place, capsys
     expected = dict.fromkeys(skills, "completed") | {PICKAXE: "failed"}
     assert place.statuses() == expected | dict.fromkeys(blocked, "blocked")
     assert f"{PICKAXE} has failed, attempt 3: exit 1" in said
-    assert cli.main(["logs", PICKAXE, "--graph-path", str(place.graph_paths.root)]) == 0
-    assert capsys.readouterr().out.endswith("another error than before\n")
+    assert flowrl("logs", PICKAXE, "--graph-path", place.graph_paths.root).out.endswith(
+        "another error than before\n"
+    )
     place.order()
     assert cli.main(["retry", PICKAXE, "--graph-path", str(place.graph_paths.root)]) == 0
     assert place.run(*flags)[0] == 0
@@ -278,7 +279,7 @@ def test_a_second_daemon_ends_at_once_and_names_the_first(place):
     assert place.launches() == [WOOD, TABLE, PICKAXE]
 
 
-def test_status_can_be_read_at_any_moment(place, capsys):
+def test_status_can_be_read_at_any_moment(place, flowrl):
     """Fifty looks while twenty skills move: each is a whole picture."""
     daemon = place.start(*LOCAL, "--max_nodes=20", "--max_parallel_skills=2")
     until(place.graph_paths.scheduler_state.exists, seconds=60)
@@ -286,8 +287,7 @@ def test_status_can_be_read_at_any_moment(place, capsys):
     while True:
         looks += 1
         running = daemon.poll() is None
-        assert cli.main(["status", str(place.graph_paths.root), "--json"]) == 0
-        skills = json.loads(capsys.readouterr().out)["skills"]
+        skills = json.loads(flowrl("status", place.graph_paths.root, "--json").out)["skills"]
         fresh = sum(skill["status"] == "completed" for skill in skills)
         assert fresh >= completed
         completed = fresh

@@ -9,6 +9,7 @@ import pytest
 
 from flowrl.errors import FileRefusedError, GraphError, LaunchError
 from flowrl.launchers.base import ExitCause
+from flowrl.parallel.events import Verb
 from tests.parallel.scheduling import FakeBackend, exited, status, words
 
 BUGS = (AssertionError, AttributeError, NotImplementedError, MemoryError)
@@ -133,7 +134,7 @@ def test_an_end_that_the_machine_cannot_look_at_now_is_seen_later(start, world, 
 def test_a_cancel_that_does_not_arrive_is_sent_again(start, world):
     scheduler = start("A")
     scheduler.tick()
-    scheduler.hold("A")
+    scheduler.ask("A", Verb.PAUSE)
     world.refusals["stop"] = [LaunchError("no answer"), LaunchError("no answer")]
     for _ in range(4):
         scheduler.tick()

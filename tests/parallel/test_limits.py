@@ -14,7 +14,7 @@ from flowrl.launchers import process, run_status
 from flowrl.launchers.base import Handle, Job
 from flowrl.launchers.local import LocalLauncher
 from flowrl.parallel import health
-from flowrl.parallel.events import RunRequest
+from flowrl.parallel.events import RunRequest, Verb
 from flowrl.parallel.health import RunLimits, age_seconds
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.status import StopReason
@@ -106,7 +106,7 @@ def test_a_run_that_starts_while_it_has_to_end_is_asked_soon(daemon, tmp_path, m
     start = trainer_of(scheduler, tmp_path, "A")
     with monkeypatch.context() as patch:  # as long as its runner has not written start.json
         patch.setattr(LocalLauncher, "find", lambda self, job: None)
-        scheduler.hold("A")
+        scheduler.ask("A", Verb.PAUSE)
         scheduler.tick()
     assert process.alive(start.job_pid, start.job_start_time)
     beats_until(scheduler, lambda: words(scheduler) == {"A": "held"})

@@ -79,7 +79,7 @@ def state() -> SchedulerState:
     needs = {TABLE: (WOOD,), PICKAXE: (WOOD, TABLE), SWORD: (WOOD, TABLE)}
     needs["Place Plant"] = ("Collect Sapling",)
     entries = [
-        Entry(skill=skill, needs=needs.get(skill, ()), order=order, status=status, expert=order)
+        Entry(skill=skill, needs=needs.get(skill, ()), status=status, expert=order)
         for order, (skill, status) in enumerate(statuses.items())
     ]
     return state_of_entries(entries, next_expert=len(entries))

@@ -14,19 +14,17 @@ from flowrl.parallel import outcomes
 from flowrl.parallel.events import RunEnded
 from flowrl.parallel.outcomes import BACKOFF_CAP_SECONDS, MAX_REQUEUES, StepContext
 from flowrl.parallel.status import Entry, Failed, Merging, Running, StopReason, Waiting
-from flowrl.runs import REPORT, RunResult
+from flowrl.runs import REPORT
+from tests.parallel.scheduling import finished
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 RUNNING = Running(run_id="e0.a1.x", attempt=1, handle=None, since=NOW)
 MERGING = Merging(
     run_id="e0.a1.x", attempt=1, frames=8, success_rate=0.5, wall_seconds=1.0, since=NOW
 )
-ENTRY = Entry(skill="A", needs=(), order=0, status=RUNNING, expert=0)
+ENTRY = Entry(skill="A", status=RUNNING, expert=0)
 
-RESULT = RunResult(
-    run_id="e0.a1.x", frames=8, experts=(), success_rate=0.5, step_success=(0.5,),
-    mean_episode_length=2.0, updates=1, wall_seconds=1.0, stopped_early=False,
-)  # fmt: skip
+RESULT = finished("e0.a1.x", success_rate=0.5, frames=8)
 
 
 def context(**schedule) -> StepContext:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-import numpy as np
 import pytest
 
 from flowrl import storage
@@ -15,30 +14,29 @@ from flowrl.experts.merge import frame_count
 from flowrl.experts.store import ExpertStore
 from flowrl.parallel.training_setup import PreparedRun, generate_module_with_remapping
 from flowrl.paths import GraphPaths
-from flowrl.runs import read_result, write_result
+from flowrl.runs import read_result
 from flowrl.skills.graph import SkillGraph
-from tests.experts.making import SHAPES, candidate_in
-from tests.parallel.making import GRAPH, LIBRARY, WOOD, a_run, finish, make_skill, merge, prepare
+from tests.experts.making import SHAPES, candidate_in, digest_of_arrays, random_expert
+from tests.parallel.making import (
+    GRAPH,
+    LIBRARY,
+    WOOD,
+    a_run,
+    finish,
+    make_skill,
+    merge,
+    prepare,
+    report_anew,
+)
 
 ITEMS = tuple(f"item{letter}" for letter in "abcdefghijkl")
 LIKE = checkpoint.like_of(SHAPES)
 
 
-def arrays(number: int) -> dict:
-    """An expert whose every bit is told by its number."""
-    rng = np.random.default_rng(number)
-    tree: dict = {}
-    for path, shape in SHAPES.items():
-        net, layer, leaf = path.split("/")
-        place = tree.setdefault(net, {}).setdefault(layer, {})
-        place[leaf] = rng.standard_normal(shape).astype(np.float32)
-    return tree
-
-
 def number_of(folder, numbers) -> int:
     """Which of the experts is in a folder, bit for bit."""
     found = checkpoint.load_expert(folder, LIKE)
-    (number,) = [number for number in numbers if _same(found, arrays(number))]
+    (number,) = [number for number in numbers if _same(found, random_expert(number))]
     return number
 
 
@@ -56,8 +54,8 @@ def twelve(tmp_path) -> GraphPaths:
     candidates = []
     for number in range(12):
         folder = tmp_path / "offers" / str(number)
-        checkpoint.save_expert(folder, arrays(number))
-        content = checkpoint.array_digest(arrays(number))
+        checkpoint.save_expert(folder, random_expert(number))
+        content = checkpoint.array_digest(random_expert(number))
         candidates.append(candidate_in(folder, number, acted=5, content=content))
     store.commit("r0", candidates, rule=frame_count)
     return graph_paths
@@ -68,19 +66,12 @@ def trained(ready: PreparedRun, numbers: dict[int, int]) -> None:
 
     All are saved anew, as a trainer does, and the others come back as they were.
     """
-    result = finish(ready.run_paths, dict.fromkeys(numbers, 100))
-    reports = list(result.experts)
+    finish(ready.run_paths, dict.fromkeys(numbers, 100))
     for local, expert in enumerate(ready.run.experts):
         place = ready.run_paths.final(local)
-        expert_arrays = arrays(numbers.get(expert, expert))
         storage.remove_tree(place)
-        checkpoint.save_expert(place, expert_arrays)
-        reports[local] = dataclasses.replace(
-            reports[local],
-            sha256=storage.tree_digest(place),
-            content=checkpoint.array_digest(expert_arrays),
-        )
-    write_result(ready.run_paths, dataclasses.replace(result, experts=tuple(reports)))
+        checkpoint.save_expert(place, random_expert(numbers.get(expert, expert)))
+    report_anew(ready.run_paths, *range(len(ready.run.experts)), digest=digest_of_arrays)
     assert read_result(ready.run_paths).frames == 100 * len(numbers)
 
 

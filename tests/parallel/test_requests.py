@@ -21,7 +21,7 @@ from flowrl.parallel.health import daemon_of
 from flowrl.parallel.requests import MOST_AT_ONCE, log_responses, send_request
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.skill_sources import SkillSources
-from flowrl.parallel.status import Completed, Failed, StopReason
+from flowrl.parallel.status import Completed, StopReason
 from tests.parallel.making import GRAPH, TABLE, WOOD
 from tests.parallel.scheduling import Killed, exited, finished, lines, saved, status, words
 
@@ -126,16 +126,6 @@ def test_a_run_that_has_finished_before_it_could_be_cancelled_is_merged(start, w
     assert asked(scheduler, Verb.CANCEL, "A").startswith("refused: it is completed")
 
 
-def test_the_run_of_a_held_skill_is_put_aside_when_it_is_cancelled(start, world):
-    scheduler = two_skills(start)
-    run_id = world.folders["A"]
-    world.end("A", exited(ExitCause.SESSION_KILLED))
-    scheduler.tick()
-    assert asked(scheduler, Verb.CANCEL, "A") == "done"
-    assert world.discarded == [run_id]
-    assert isinstance(status(scheduler, "A"), Failed)
-
-
 def test_a_new_priority_decides_who_starts_next(start, world):
     scheduler = start("A", "B", "C", max_parallel_skills=1)
     scheduler.tick()
@@ -189,7 +179,7 @@ def test_a_daemon_that_is_killed_while_it_stops_goes_on_stopping(start, world):
 
 def test_resume_all_takes_a_stop_back_and_wakes_only_what_was_paused(start, world):
     scheduler = start("A", "B", "C")
-    scheduler.hold("C", "not asked for")
+    scheduler.ask("C", Verb.PAUSE, why="not asked for")
     scheduler.tick()
     assert asked(scheduler, Verb.PAUSE) == "done"
     for name in "AB":

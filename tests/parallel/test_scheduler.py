@@ -13,7 +13,7 @@ from flowrl.errors import GraphError, NameRefusedError, SkillError
 from flowrl.launchers.base import Lost
 from flowrl.launchers.tmux import TmuxLauncher
 from flowrl.parallel import SkillScheduler
-from flowrl.parallel.events import NewSkill
+from flowrl.parallel.events import Verb
 from flowrl.parallel.status import (
     CANCELLED,
     NOT_ASKED_FOR,
@@ -118,22 +118,22 @@ def test_no_more_runs_than_slots_and_the_higher_priority_first(start, world):
         (lambda s: s.add_skill("C", {}, ["C"]), GraphError, "C → C"),
         (
             lambda s: s.add_skills(
-                [NewSkill(skill="X", needs=("Y",)), NewSkill(skill="Y", needs=("X",))]
+                [Entry(skill="X", needs=("Y",)), Entry(skill="Y", needs=("X",))]
             ),
             GraphError,
             "circle",
         ),
         (lambda s: s.add_skill("a\nb"), NameRefusedError, "control"),
         (lambda s: s.add_skill("A_b"), NameRefusedError, "'A b' and 'A_b'"),
-        (lambda s: s.add_skills([NewSkill(skill="N"), NewSkill(skill="N")]), GraphError, "N"),
-        (lambda s: s.add_skills([NewSkill(skill="N", expert=7)]), GraphError, "expert 7"),
-        (lambda s: s.retry("Nobody"), GraphError, "Nobody"),
+        (lambda s: s.add_skills([Entry(skill="N"), Entry(skill="N")]), GraphError, "N"),
+        (lambda s: s.add_skills([Entry(skill="N", expert=7)]), GraphError, "expert 7"),
+        (lambda s: s.ask("Nobody", Verb.RETRY), GraphError, "Nobody"),
     ],
     ids=["unknown", "changed", "itself", "circle", "newline", "slug", "twice", "expert", "ask"],
 )
 def test_what_cannot_be_added_is_refused_whole(start, add, error, named):
     scheduler = start("A")
-    scheduler.add_skills([NewSkill(skill="A b", needs=("A",), expert=7)])
+    scheduler.add_skills([Entry(skill="A b", needs=("A",), expert=7)])
     before, text = scheduler.state, saved(scheduler)
     with pytest.raises(error, match=re.escape(named)):
         add(scheduler)
@@ -193,7 +193,7 @@ def test_a_skill_trained_before_the_state_was_lost_is_known_again(start, world, 
     done = Completed(
         run_id="e4.a1.0", attempt=1, frames=9, success_rate=1.0, wall_seconds=1.0, at=clock.now
     )
-    scheduler.add_skills([NewSkill(skill="A", expert=4, status=done)])
+    scheduler.add_skills([Entry(skill="A", expert=4, status=done)])
     scheduler.add_skill("B", {}, ["A"])
     scheduler.tick()
     assert words(scheduler) == {"A": "completed", "B": "running"}
@@ -230,7 +230,7 @@ def failed(why):
     ],
 )
 def test_a_line_of_the_story_says_how_the_skill_goes_on(status, said):
-    assert sentence(None, Entry(skill="A", needs=(), order=0, status=status), NOW) == said
+    assert sentence(None, Entry(skill="A", status=status), NOW) == said
 
 
 @pytest.mark.parametrize(("pane", "where"), [("%1", ", session a, gpu 0"), (None, ", gpu 0")])
@@ -239,14 +239,14 @@ def test_a_session_is_told_where_there_is_one(pane, where):
     begun = running()
     assert begun.handle
     begun = replace(begun, handle=replace(begun.handle, session="a", pane=pane), devices=("0",))
-    entry = Entry(skill="A", needs=(), order=0, expert=3, status=begun)
+    entry = Entry(skill="A", expert=3, status=begun)
     assert sentence(None, entry, NOW) == f"is training as expert 3, attempt 1{where}"
 
 
 def test_a_run_is_said_to_be_asked_to_end_once():
     before = running()
     asked = replace(before, stop_reason=StopReason.PAUSE)
-    entry = Entry(skill="A", needs=(), order=0, status=asked)
+    entry = Entry(skill="A", status=asked)
     assert sentence(before, entry, NOW) == "is asked to end (pause)"
     assert not sentence(replace(asked, trains_since=NOW), entry, NOW)
 

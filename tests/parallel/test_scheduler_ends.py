@@ -129,7 +129,7 @@ def test_a_failure_blocks_its_dependants_and_nobody_else(start, world):
     }
     scheduler.add_skill("F", {}, ["C"])
     assert words(scheduler)["F"] == "blocked"
-    scheduler.retry("A")
+    scheduler.ask("A", Verb.RETRY)
     assert words(scheduler)["F"] == "waiting"
     scheduler.tick()
     assert world.of("A").task.attempt == 2

@@ -12,7 +12,6 @@ from flowrl.config import BottomUpConfig, GraphConfig, PPOConfig, parse
 from flowrl.errors import ConfigError, FileRefusedError
 from flowrl.parallel import skill_sources
 from flowrl.parallel.skill_sources import (
-    Library,
     SkillSources,
     check_graph_record,
     for_skill,
@@ -68,7 +67,7 @@ def test_a_missing_file_of_settings_is_named():
         skill_configs(config, LIBRARY)
 
 
-def test_a_run_says_what_it_is_trained_with_and_status_shows_it(tmp_path, capsys):
+def test_a_run_says_what_it_is_trained_with_and_status_shows_it(tmp_path, flowrl):
     place = Place(tmp_path)
     own = tmp_path / "own"
     own.mkdir()
@@ -85,8 +84,7 @@ def test_a_run_says_what_it_is_trained_with_and_status_shows_it(tmp_path, capsys
     given = {"total_timesteps": "command line"}
     assert table.origins == given
     assert wood.origins == {**given, "lr": "skill file", "gamma": "--skill_config"}
-    assert cli.main(["status", str(place.graph_paths.root), "--verbose"]) == 0
-    shown = " ".join(capsys.readouterr().out.split())
+    shown = " ".join(flowrl("status", place.graph_paths.root, "--verbose").out.split())
     assert "Collect Wood: total_timesteps 2000 (command line), lr 0.25 (skill file)" in shown
     assert "Place Table: total_timesteps 2000 (command line)" in shown
 
@@ -110,14 +108,13 @@ def test_a_graph_without_a_record_is_what_its_runs_say(tmp_path):
     assert place.graph_paths.graph_json.exists()
 
 
-def test_a_damaged_record_is_named_by_fsck_which_sets_it_aside(tmp_path, capsys):
+def test_a_damaged_record_is_named_by_fsck_which_sets_it_aside(tmp_path, flowrl):
     place = trained(tmp_path)
     path = place.graph_paths.graph_json
     path.write_text(path.read_text().replace("64", "65"))
     with pytest.raises(FileRefusedError, match=r"graph\.json is damaged.* fsck .* --repair, which"):
         check_graph_record(place.graph_paths, PPOConfig())
-    assert cli.main(["fsck", str(place.graph_paths.root)]) == 1
-    assert f"{path} is damaged or was edited" in capsys.readouterr().out
+    assert f"{path} is damaged or was edited" in flowrl("fsck", place.graph_paths.root, code=1).out
     assert cli.main(["fsck", str(place.graph_paths.root), "--repair"]) == 0
     check_graph_record(place.graph_paths, PPOConfig())
 
@@ -152,7 +149,7 @@ def test_a_kept_skill_that_this_version_refuses_stops_only_what_needs_it(tmp_pat
     new = make_skill("New", gain="new", needs=("old",))
     keep(graph_paths, old, new, make_skill("Other", gain="other"))
     sources = SkillSources(graph_paths)
-    graph = open_graph(Library.of(config), sources)
+    graph = open_graph(config, sources)
     assert graph.skills.keys() == {*LIBRARY, "Other"}
     assert (
         f"{graph_paths.skill_file('Old')}: this version of flowrl refuses it: skill 'Old':"
@@ -164,7 +161,7 @@ def test_a_kept_skill_that_this_version_refuses_stops_only_what_needs_it(tmp_pat
     right = dataclasses.replace(old, reward=code.replace("jnp.inf", "9.0"))
     sources._fixed = lambda: {"Old"}  # an expert was trained on it
     sources.record(right)
-    again = open_graph(Library.of(config), SkillSources(graph_paths))
+    again = open_graph(config, SkillSources(graph_paths))
     assert again.skills.keys() == {*graph.skills, "Old", "New"}
     sources.record(old)
     assert sources.recorded()["Old"].reward == right.reward

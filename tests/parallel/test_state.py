@@ -15,7 +15,7 @@ from flowrl.config import ScheduleConfig
 from flowrl.errors import FileRefusedError, FormatVersionError
 from flowrl.launchers.base import ExitCause, Exited, Handle, Lost
 from flowrl.parallel import events
-from flowrl.parallel.events import NewSkill, Response, StopMode, Verb
+from flowrl.parallel.events import Response, StopMode, Verb
 from flowrl.parallel.outcomes import described
 from flowrl.parallel.state import SchedulerState, StateFile, decode, next_due
 from flowrl.parallel.status import (
@@ -68,7 +68,6 @@ def state_of_all() -> SchedulerState:
         Entry(
             skill=f"skill {number}",
             needs=("skill 7",) if isinstance(status, Blocked) else (),
-            order=number,
             status=status,
             priority=-number,
             expert=number,
@@ -88,12 +87,12 @@ def full_state() -> SchedulerState:
     """Every field with a value of its own."""
     entries = [
         *state_of_all().entries.values(),
-        Entry(skill="skill 10", needs=(), order=10, expert=10,
+        Entry(skill="skill 10", expert=10,
               status=Failed(why="exit 1", attempt=2, at=NOW, log=("Traceback", "ValueError: ü"))),
-        Entry(skill="skill 11", needs=(), order=11, expert=11,
+        Entry(skill="skill 11", expert=11,
               status=Running(run_id="e11.a1.1", attempt=1, handle=HANDLE, since=NOW,
                              stop_reason=StopReason.CANCEL)),
-        Entry(skill="skill 12", needs=(), order=12, expert=12,
+        Entry(skill="skill 12", expert=12,
               status=Running(run_id="e12.a1.1", attempt=1, handle=HANDLE, since=NOW,
                              stop_reason=StopReason.OVERDUE)),
     ]  # fmt: skip
@@ -116,7 +115,7 @@ def test_a_state_file_of_another_format_is_refused():
 
 
 def test_a_line_leaves_out_what_says_nothing_beyond_what_every_line_has():
-    state = state_of_entries([Entry(skill="A", needs=(), order=0)], next_expert=0)
+    state = state_of_entries([Entry(skill="A", needs=())], next_expert=0)
     (line,) = json.loads(encode(state))["skills"]
     assert line.keys() == {"skill", "status", "expert", "attempt", "needs", "waits_for"}
     assert decode(encode(state), "there") == state
@@ -204,7 +203,7 @@ def test_a_damaged_state_is_refused_with_its_place_and_a_remedy(text):
 
 def test_saved_lines_are_made_anew_when_what_they_say_changes(tmp_path):
     file = StateFile(tmp_path / "state.json")
-    added = events.SkillsAdded((NewSkill(skill="A"), NewSkill(skill="B", needs=("A",))))
+    added = events.SkillsAdded((Entry(skill="A"), Entry(skill="B", needs=("A",))))
     state, _ = step(SchedulerState(), [added], NOW, ScheduleConfig())
     assert file.encode(state) == encode(state)
     state = through(state, "A", launching=False)
@@ -234,9 +233,9 @@ def test_every_event_is_heard():
 
 
 def test_all_roots_of_a_blockage_are_named_and_lifted_one_by_one():
-    skills = [NewSkill(skill=n) for n in "AB"] + [
-        NewSkill(skill="C", needs=("A", "B")),
-        NewSkill(skill="D", needs=("C",)),
+    skills = [Entry(skill=n) for n in "AB"] + [
+        Entry(skill="C", needs=("A", "B")),
+        Entry(skill="D", needs=("C",)),
     ]
     state, _ = step(SchedulerState(), [events.SkillsAdded(tuple(skills))], NOW, ScheduleConfig())
     refused = [events.PrepareRefused(n, "no") for n in "AB"]
@@ -251,7 +250,7 @@ def test_all_roots_of_a_blockage_are_named_and_lifted_one_by_one():
 
 
 def test_a_skill_that_is_no_longer_blocked_waits_as_it_did_before():
-    skills = [NewSkill(skill="A"), NewSkill(skill="B", needs=("A",))]
+    skills = [Entry(skill="A"), Entry(skill="B", needs=("A",))]
     state, _ = step(SchedulerState(), [events.SkillsAdded(tuple(skills))], NOW, ScheduleConfig())
     retried = Waiting(attempt=3, alone=True, why="oom")
     b = replace(state.entries["B"], status=retried, failures=2)
@@ -269,7 +268,7 @@ def test_a_skill_that_is_no_longer_blocked_waits_as_it_did_before():
 
 
 def test_nothing_is_due_but_what_lies_ahead():
-    entry = replace(state_of_all().entries["skill 1"], skill="x", order=0)
+    entry = replace(state_of_all().entries["skill 1"], skill="x")
     state = state_of_entries([entry], next_expert=2)
     assert next_due(state, after=NOW - timedelta(seconds=1)) == NOW
     assert next_due(state, after=NOW) is None
@@ -294,9 +293,9 @@ def test_an_end_is_described_for_people(outcome, words):
 def test_a_slot_that_a_merge_frees_goes_to_what_the_merge_makes_ready_when_that_ranks_higher():
     run = Running(run_id="r", attempt=1, handle=HANDLE, since=NOW)
     entries = [
-        Entry(skill="Collect Wood", needs=(), order=0, status=run, expert=0),
-        Entry(skill="Collect Drink", needs=(), order=1),
-        Entry(skill="Place Table", needs=("Collect Wood",), order=2, priority=3),
+        Entry(skill="Collect Wood", status=run, expert=0),
+        Entry(skill="Collect Drink", needs=()),
+        Entry(skill="Place Table", needs=("Collect Wood",), priority=3),
     ]
     rules = ScheduleConfig(max_parallel_skills=1)
     state = state_of_entries(entries, next_expert=1)

@@ -171,13 +171,12 @@ def test_skills_that_need_one_another_are_added_together(place, mine, capsys):
     ],
     ids=["hostile", "taken", "rewires"],
 )
-def test_a_skill_that_does_not_fit_changes_nothing(place, mine, capsys, change, complaint):
+def test_a_skill_that_does_not_fit_changes_nothing(place, mine, flowrl, change, complaint):
     place.open("gate")
     assert place.run(*LOCAL)[0] == 0
     (mine / "stack.py").write_text((mine / "stack.py").read_text().replace(*change))
     before = storage.tree_digest(place.graph_paths.root)
-    assert cli.main(["add", str(place.graph_paths.root), str(mine)]) == 1
-    assert complaint in capsys.readouterr().err
+    assert complaint in flowrl("add", place.graph_paths.root, mine, code=1).err
     assert storage.tree_digest(place.graph_paths.root) == before
 
 

@@ -244,7 +244,7 @@ def test_a_continuation_that_loses_to_another_runs_copy_says_so(tmp_path):
     before = Completed(
         run_id="a", attempt=1, frames=9, success_rate=0.7, wall_seconds=1.0, at=NOW, budget=9
     )
-    entry = Entry(skill=WOOD, needs=(), order=0, status=merging, expert=0, trained=before)
+    entry = Entry(skill=WOOD, status=merging, expert=0, trained=before)
     context = StepContext(now=NOW, schedule=ScheduleConfig(), devices={})
     kept = outcomes.completed(entry, MergeDone(WOOD, "b", taken=False), context)
     assert kept.status.run_id == "a"

@@ -1,10 +1,8 @@
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import json
 import math
-import os
 import shutil
 import subprocess
 import sys
@@ -24,7 +22,8 @@ from flowrl.parallel.training_setup import PreparedRun
 from flowrl.paths import GraphPaths, RunPaths
 from flowrl.runs import read_result, read_run, write_result
 from tests import sealing
-from tests.experts.making import all_files, content_digest, contents, make_expert
+from tests.experts.making import all_files, contents, make_expert
+from tests.machine import living
 from tests.parallel.faults import killed_at
 from tests.parallel.making import (
     GRAPH,
@@ -37,6 +36,7 @@ from tests.parallel.making import (
     merge,
     merge_finished,
     prepare,
+    report_anew,
     train,
     tree,
 )
@@ -242,12 +242,7 @@ def with_arrays(run_paths: RunPaths, position: int, **arrays) -> None:
     """Save an expert anew, and report its files and arrays as they are."""
     storage.remove_tree(run_paths.final(position))
     make_expert(run_paths.final(position), "other", **arrays)
-    edit_report(
-        run_paths,
-        position,
-        sha256=storage.tree_digest(run_paths.final(position)),
-        content=content_digest(run_paths.final(position)),
-    )
+    report_anew(run_paths, position)
 
 
 def unreadable_arrays(run_paths: RunPaths) -> None:
@@ -371,11 +366,9 @@ def test_recovery_merges_every_finished_run_and_leaves_the_rest(trained):
 def test_recovery_leaves_a_living_run_alone(trained):
     ready = finished(trained)
     kill_a_merge(trained, ready, "merge.committed")
-    descriptor = os.open(ready.run_paths.lock, os.O_RDWR | os.O_CREAT)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
-    recover_graph(trained)
-    assert ready.run_folder.is_dir()
-    os.close(descriptor)
+    with living(ready.run_paths):
+        recover_graph(trained)
+        assert ready.run_folder.is_dir()
     recover_graph(trained)
     assert not ready.run_folder.exists()
 

@@ -30,13 +30,13 @@ from flowrl.parallel.training_setup import (
     fail_run,
     generate_module_with_remapping,
     pinned_versions,
-    prepare_training_run,
     read_own_run,
 )
 from flowrl.paths import GraphPaths
 from flowrl.runs import read_run
 from flowrl.skills.graph import SkillGraph
 from tests.experts.making import all_files, content_of, make_expert
+from tests.machine import living
 from tests.parallel.making import (
     GRAPH,
     LIBRARY,
@@ -60,12 +60,6 @@ def trained(graph_paths) -> GraphPaths:
 
 
 # --- remapping
-
-
-def test_sparse_experts_are_numbered_without_gaps():
-    global_to_local, local_to_global = build_remapping([0, 5, 10], 50)
-    assert global_to_local == {0: 0, 5: 1, 10: 2, 50: 3}
-    assert local_to_global == {0: 0, 1: 5, 2: 10, 3: 50}
 
 
 @pytest.mark.parametrize(
@@ -179,14 +173,6 @@ def test_a_source_that_is_not_one_function_is_refused(is_done):
     skills = {WOOD: dataclasses.replace(LIBRARY[WOOD], is_done=is_done)}
     with pytest.raises((ValueError, SyntaxError, AssertionError)):
         generate_module_with_remapping(a_run((WOOD, 2, 0)), skills)
-
-
-def test_every_skill_of_the_library_makes_a_module_in_the_gate_s_limits():
-    for name in LIBRARY:
-        steps = GRAPH.plan(name)
-        experts = {step: number for number, step in enumerate(LIBRARY)}
-        run = a_run(*((step.skill, step.count, experts[step.skill]) for step in steps))
-        assert len(functions_of(generate_module_with_remapping(run, LIBRARY))) == 3 * len(steps)
 
 
 # --- preparing a run
@@ -336,15 +322,7 @@ def test_a_seed_that_changes_while_it_is_copied_is_refused(trained, monkeypatch,
 
 def test_a_run_of_another_width_is_refused_with_the_remedy(trained):
     with pytest.raises(ExpertShapeError) as refused:
-        prepare_training_run(
-            graph_paths=trained,
-            graph=GRAPH,
-            skill=PICKAXE,
-            expert=50,
-            attempt=1,
-            completed={WOOD: 0, TABLE: 5},
-            config=PPOConfig(layer_size=128),
-        )
+        prepare(trained, PICKAXE, 50, {WOOD: 0, TABLE: 5}, config=PPOConfig(layer_size=128))
     message = str(refused.value)
     for words in (
         "expert 0 (Collect Wood, ",
@@ -374,13 +352,12 @@ def test_the_folder_of_a_dead_attempt_moves_to_failed(graph_paths):
 
 def test_a_living_run_is_not_prepared_over(graph_paths):
     ready = prepare(graph_paths, WOOD, 0, {})
-    descriptor = os.open(ready.run_paths.lock, os.O_RDWR | os.O_CREAT)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
-    with pytest.raises(BusyError, match=r"run\.lock"):
-        prepare(graph_paths, WOOD, 0, {}, attempt=2)
-    with pytest.raises(BusyError, match=r"run\.lock"):
-        clear_for_launch(ready.run_paths)
-    os.close(descriptor)
+    for over in (
+        lambda: prepare(graph_paths, WOOD, 0, {}, attempt=2),
+        lambda: clear_for_launch(ready.run_paths),
+    ):
+        with living(ready.run_paths), pytest.raises(BusyError, match=r"run\.lock"):
+            over()
     assert read_run(ready.run_paths) == ready.run
 
 
@@ -439,13 +416,10 @@ def test_a_failure_of_one_skill_forgets_none_of_another(graph_paths):
 
 def test_a_run_that_lives_is_not_moved_away_under_its_trainer(graph_paths):
     ready = prepare(graph_paths, WOOD, 0, {})
-    holder = os.open(ready.run_paths.lock, os.O_RDWR | os.O_CREAT)
-    fcntl.flock(holder, fcntl.LOCK_EX)
-    with pytest.raises(BusyError, match=r"run\.lock"):
+    with living(ready.run_paths), pytest.raises(BusyError, match=r"run\.lock"):
         fail_run(graph_paths, 0, WOOD)
     assert read_run(ready.run_paths) == ready.run
     assert not graph_paths.failed_runs.exists()
-    os.close(holder)
     assert fail_run(graph_paths, 0, WOOD) == graph_paths.failed_run(0, WOOD, 1)
 
 

@@ -10,13 +10,14 @@ import pytest
 from flowrl.config import ScheduleConfig
 from flowrl.launchers.base import ExitCause, Exited, Handle
 from flowrl.parallel import events
-from flowrl.parallel.events import ControlRequest, NewSkill, RunRequest, StopMode, Verb
+from flowrl.parallel.events import ControlRequest, RunRequest, StopMode, Verb
 from flowrl.parallel.outcomes import StepContext
 from flowrl.parallel.state import SchedulerState
 from flowrl.parallel.status import (
     PAUSED,
     Blocked,
     Completed,
+    Entry,
     Failed,
     Held,
     Merging,
@@ -26,7 +27,7 @@ from flowrl.parallel.status import (
     Waiting,
 )
 from flowrl.parallel.transitions import Slots, step
-from flowrl.runs import RunResult
+from tests.parallel.scheduling import finished
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 SOON = NOW + timedelta(seconds=5)
@@ -42,7 +43,7 @@ STOPPED = Exited(cause=ExitCause.STOPPED)
 def state_of(**statuses) -> SchedulerState:
     """Skills without needs in these statuses, experts 0, 1, …; what only waits has none yet."""
     skills = tuple(
-        NewSkill(skill=name, status=status, expert=None if isinstance(status, Waiting) else number)
+        Entry(skill=name, status=status, expert=None if isinstance(status, Waiting) else number)
         for number, (name, status) in enumerate(statuses.items())
     )
     before = NOW - timedelta(seconds=1)
@@ -130,11 +131,7 @@ def test_a_launched_run_forgets_earlier_refusals():
 
 def test_a_merge_is_ordered_without_a_device():
     state = state_of(A=replace(RUNNING, devices=("1",), alone=True))
-    result = RunResult(
-        run_id="e0.a1.x", frames=8, experts=(), success_rate=1.0, step_success=(1.0,),
-        mean_episode_length=2.0, updates=1, wall_seconds=1.0, stopped_early=False,
-    )  # fmt: skip
-    _, ordered = then(state, events.RunEnded("A", "e0.a1.x", result))
+    _, ordered = then(state, events.RunEnded("A", "e0.a1.x", finished("e0.a1.x")))
     request = RunRequest(skill="A", expert=0, attempt=1, run_id="e0.a1.x")
     assert ordered == [events.Merge(request)]
 
@@ -221,8 +218,8 @@ def test_what_was_ordered_is_ordered_again_after_a_restart():
 
 
 def test_skills_that_are_added_under_way_are_ordered_again():
-    skill = NewSkill(skill="A", status=replace(RUNNING, handle=None), expert=4)
-    _, ordered = then(SchedulerState(), events.SkillsAdded((skill, NewSkill(skill="B"))))
+    skill = Entry(skill="A", status=replace(RUNNING, handle=None), expert=4)
+    _, ordered = then(SchedulerState(), events.SkillsAdded((skill, Entry(skill="B"))))
     assert [(type(item), item.request.expert) for item in ordered] == [(events.Launch, 4)]
 
 
@@ -306,11 +303,6 @@ def test_a_stop_becomes_more_urgent_and_never_less(first, second, mode):
 def test_pausing_all_does_not_take_a_stop_back():
     state = replace(state_of(A=Waiting()), stop_mode=StopMode.STOP)
     assert asked(state, Verb.PAUSE)[0].stop_mode is StopMode.STOP
-
-
-def test_a_stop_ends_with_the_daemon():
-    state = replace(state_of(A=Waiting()), stop_mode=StopMode.STOP_NOW)
-    assert then(state, events.Stopped())[0].stop_mode is StopMode.NONE
 
 
 def test_a_request_is_handled_once_whatever_comes_with_it():

@@ -17,7 +17,7 @@ from flowrl.errors import ConfigError, FileRefusedError, GraphError
 from flowrl.viewing.film import Film, check_ending, encoded, film_of, show
 from flowrl.viewing.pictures import _shown, pictures
 
-av = pytest.importorskip("av", reason="PyAV is not installed: pip install 'flowrl[video]'")
+av = pytest.importorskip("av", reason="PyAV is not installed: pip install '.[video]'")
 
 
 def a_film(times: int = 6, size: tuple[int, int] = (9, 7), caption: str = "step 1") -> Film:
@@ -90,9 +90,7 @@ def test_a_film_needs_an_ending_and_mp4_its_extra(tmp_path, monkeypatch):
     check_ending(tmp_path / "film.mp4")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     check_ending(tmp_path / "film.gif")
-    with pytest.raises(
-        ConfigError, match=re.escape("pip install 'flowrl[video]', or write a .gif")
-    ):
+    with pytest.raises(ConfigError, match=re.escape("pip install '.[video]', or write a .gif")):
         check_ending(tmp_path / "film.mp4")
 
 
