@@ -5,6 +5,7 @@ requirements = {"stone_pickaxe": "1"}
 consumption = {}
 gain = {"iron": "n"}
 like = "Collect Coal"
+training = {"total_timesteps": 3_000_000}
 
 
 def task_is_done(inventory, n):

@@ -11,6 +11,7 @@ requirements = {
 }
 consumption = {"wood": "n", "stone": "n", "coal": "n", "iron": "n"}
 gain = {"iron_pickaxe": "n"}
+training = {"total_timesteps": 3_000_000}
 
 
 def task_is_done(inventory, n):

@@ -5,6 +5,7 @@ requirements = {"iron_pickaxe": "1"}
 consumption = {}
 gain = {"diamond": "n"}
 like = "Collect Iron"
+training = {"total_timesteps": 3_000_000}
 
 
 def task_is_done(inventory, n):

@@ -5,6 +5,7 @@ requirements = {"planted": "1", "stone_sword": "1", "ate_cow": "1", "drank": "1"
 consumption = {}
 gain = {"ate_plant": "1"}
 max_steps = 900  # to ripen, and to find the way back
+training = {"total_timesteps": 3_000_000}
 
 
 def task_is_done(achievements):

@@ -4,6 +4,7 @@ name = "Defeat Skeleton"
 requirements = {"stone_sword": "1", "wood_pickaxe": "1"}
 consumption = {}
 gain = {"defeated_skeleton": "1"}
+training = {"total_timesteps": 3_000_000}
 
 
 def task_is_done(achievements):
