@@ -63,6 +63,7 @@ _GROUPS: Mapping[str, Mapping[str, str]] = {
         "skills": "commands.skills:SkillsCommand",
         "plan": "commands.skills:PlanCommand",
         "why": "commands.why:WhyCommand",
+        "plot": "commands.plot:PlotCommand",
         "check": "commands.check:CheckCommand",
     },
     "steer": {
@@ -100,8 +101,8 @@ _INSTEAD = {
         "; flowrl play shows how an agent plays, flowrl evaluate measures it",
     ),
     **dict.fromkeys(
-        ("plot", "curves", "tensorboard"),
-        "; metrics.jsonl in each skill's folder has the curves, --use_tensorboard writes them",
+        ("curves", "tensorboard"),
+        "; flowrl plot draws curves, metrics.jsonl has them, --use_tensorboard writes them",
     ),
     **dict.fromkeys(("run", "start"), "; flowrl train starts a graph and goes on with it"),
     **dict.fromkeys(("kill", "delete", "rm"), "; flowrl cancel ends a skill, flowrl stop a graph"),

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from flowrl import storage
 from flowrl.errors import ConfigError, FileRefusedError, closest
 
-_METRICS_BYTES = 1 << 28  # a line a second for a week, with 400 bytes each
+METRICS_BYTES = 1 << 28  # a line a second for a week, with 400 bytes each
 _LARGEST = 1e300
 EPISODE_MEASURES = ("success", "return", "deaths")
 RUN_MEASURES = ("success", "progress", "frames", "seconds", "steps", "return")
@@ -151,7 +151,7 @@ def read_curve(path: Path) -> tuple[CurvePoint, ...]:
     if not path.exists():
         return ()
     points: list[CurvePoint] = []
-    lines = storage.read_bytes(path, limit_bytes=_METRICS_BYTES).split(b"\n")
+    lines = storage.read_bytes(path, limit_bytes=METRICS_BYTES).split(b"\n")
     for number, line in enumerate(lines[:-1], start=1):
         try:
             point = _point(json.loads(line))

@@ -82,6 +82,12 @@ def test_a_game_of_ones_own_is_checked_trained_and_evaluated(run, tmp_path):
     assert film.read_bytes()[4:8] == b"ftyp"
     assert f"{film}: " in shown.stdout
 
+    for words in ((), ("Bake Pie",)):
+        picture = tmp_path / "picture.svg"
+        drawn = run("-m", "flowrl.cli", "plot", graph, *words, "-o", picture)
+        assert drawn.returncode == 0, drawn.stderr
+        assert "Bake Pie" in picture.read_text()
+
     changed, berry = tmp_path / "changed", HERE / "tiny_skills" / "00_pick_berry.py"
     changed.mkdir()
     (changed / berry.name).write_text(berry.read_text().replace("+ 0.1 *", "+ 0.2 *"))

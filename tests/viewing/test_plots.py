@@ -1,0 +1,136 @@
+"""Plots: the figures against plain counts, and names that matplotlib or a browser would read."""
+
+from __future__ import annotations
+
+import json
+import random
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flowrl import cli
+from flowrl.errors import ConfigError, FileRefusedError
+from flowrl.paths import GraphPaths
+from flowrl.viewing.plots import graph_picture, read_lines, skill_picture, spells, step_curves
+
+STEPS = ("0_Collect_Wood", "1_Place_Table", "2_Make_Wood_Pickaxe")
+HOSTILE = (
+    "$x^{2}$ <script>alert(1)</script>",
+    "\\frac{",
+    "$\\input{/etc/passwd}",
+    "a\nb",
+    "木 ✓ %s {}",
+    "$",
+)
+
+
+def lines_of(seed: int, *, updates: int, steps: tuple[str, ...] = STEPS) -> list[dict[str, Any]]:
+    """Lines as a trainer writes them: each has what came of the steps since the one before."""
+    draw, lines = random.Random(seed), []
+    for update in range(1, updates + 1):
+        line: dict[str, Any] = {"frames": 4096 * update, "seconds": 2.0 * update}
+        begun = draw.randint(0, 60)
+        for step in steps:
+            died = draw.randint(0, begun // 3)
+            cut = draw.randint(0, (begun - died) // 3)
+            done = begun - died - cut
+            line |= {f"begun/{step}": begun, f"done/{step}": done}
+            line |= {f"died/{step}": died, f"cut/{step}": cut}
+            begun = done
+        lines.append(line)
+    return lines
+
+
+@settings(max_examples=60)
+@given(seed=st.integers(0, 10**6), updates=st.integers(1, 60))
+def test_shares_are_those_of_the_newest_episodes(seed, updates):
+    lines = lines_of(seed, updates=updates)
+    curves = step_curves(lines)
+    assert [curve.skill for curve in curves] == [name[2:].replace("_", " ") for name in STEPS]
+    for point in range(len(curves[0].frames)):
+        ends = sum(curve.died[point] + curve.cut[point] for curve in curves)
+        assert ends + curves[-1].success[point] == pytest.approx(1)
+        assert all(c.low[point] <= c.success[point] <= c.high[point] for c in curves)
+    newest, episodes = [], 0
+    while lines and episodes < 256:
+        newest.append(lines.pop())
+        episodes += newest[-1][f"begun/{STEPS[0]}"]
+    if episodes:
+        done = sum(line[f"done/{STEPS[-1]}"] for line in newest)
+        assert curves[-1].success[-1] == pytest.approx(done / episodes)
+        assert curves[-1].frames[-1] == 4096 * updates
+
+
+def events_of(*moves: tuple[float, str, str]) -> list[dict[str, str]]:
+    """Lines of events.jsonl: minutes, skill, status."""
+    start = datetime(2026, 1, 1, tzinfo=UTC)
+    return [
+        {"at": (start + timedelta(minutes=at)).isoformat(), "skill": skill, "status": status}
+        for at, skill, status in moves
+    ]
+
+
+def test_a_skill_trains_from_its_start_to_what_follows():
+    moves = events_of(
+        (0, "A", "waiting"),
+        (1, "A", "running"),
+        (2, "B", "running"),
+        (4, "A", "waiting"),
+        (5, "A", "running"),
+        (9, "B", "completed"),
+    )
+    found = [(each.skill, each.begun, each.ended) for each in spells(moves)]
+    assert found == [("A", 1, 4), ("B", 2, 9), ("A", 5, 9)]
+    assert spells([]) == spells(events_of((0, "A", "waiting"))) == []
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_any_name_is_drawn_as_text(name):
+    lines = lines_of(1, updates=4, steps=("0_Collect_Wood", f"1_{name}"))
+    picture = ElementTree.fromstring(skill_picture(name, lines, ".svg"))
+    assert not [node for node in picture.iter() if node.tag.endswith(("script", "image"))]
+
+
+@pytest.mark.parametrize(
+    ("ending", "begins"), [(".svg", b"<?xml"), (".png", b"\x89PNG"), (".pdf", b"%PDF")]
+)
+def test_a_skill_is_drawn_in_every_format(ending, begins):
+    assert skill_picture("A", lines_of(2, updates=30), ending).startswith(begins)
+
+
+def test_half_a_last_line_is_left_out_and_another_is_refused(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    assert read_lines(path) == []
+    path.write_text('{"frames": 1}\n{"frames": 2, "sec')
+    assert read_lines(path) == [{"frames": 1}]
+    for bad in ("[1]", "3", "{", "nonsense", "[" * 100_000):
+        path.write_text('{"frames": 1}\n' + bad + "\n")
+        with pytest.raises(FileRefusedError, match=r"metrics\.jsonl:2 is no JSON object; remove"):
+            read_lines(path)
+    for count in (-1, 1.5, True, "1", None):
+        with pytest.raises(FileRefusedError, match="no count; remove the line"):
+            step_curves([{"frames": 1, f"begun/{STEPS[0]}": 1, f"died/{STEPS[0]}": count}])
+
+
+def test_what_has_not_trained_yet_cannot_be_drawn(tmp_path):
+    with pytest.raises(ConfigError, match="no episode of A has ended yet; plot it later"):
+        skill_picture("A", [], ".svg")
+    with pytest.raises(ConfigError, match="has trained yet; plot it later"):
+        graph_picture(GraphPaths(tmp_path), [], ".svg")
+
+
+def test_a_graph_is_drawn_from_its_events_alone(tmp_path):
+    graph_paths = GraphPaths(tmp_path)
+    moves = events_of((0, "A", "running"), (3, "$B", "running"), (4, "A", "completed"))
+    graph_paths.events.write_text("".join(f"{json.dumps(line)}\n" for line in moves))
+    assert "$B" in graph_picture(graph_paths, [], ".svg").decode()
+
+
+def test_a_picture_needs_an_ending(tmp_path, capsys):
+    assert cli.main(["plot", str(tmp_path), "-o", str(tmp_path / "curves.html")]) == 2
+    assert "curves.html does not end in .svg, .png, .pdf; choose one" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
