@@ -113,7 +113,7 @@ def _number(line: Mapping[str, Any], key: str) -> int:
 
 
 def spells(lines: Sequence[Mapping[str, Any]]) -> list[Spell]:
-    """When runs trained, from the lines of events.jsonl; one under way ends with the last line."""
+    """The times in which runs trained, from events.jsonl; one under way ends with the last line."""
     moments = [datetime.fromisoformat(str(line["at"])) for line in lines]
     minutes = [(moment - moments[0]).total_seconds() / 60 for moment in moments]
     under_way: dict[str, float] = {}
