@@ -20,7 +20,7 @@ from flowrl.viewing.playing import PictureOrder, film
 
 @dataclass(frozen=True, kw_only=True)
 class PlayCommand(GraphCommand):
-    """Show how an agent plays a skill, as a film or in the terminal.
+    """Show how an agent plays a skill: a film, or in the terminal.
 
     GRAPH is a graph's folder or an exported agent's.
 

@@ -121,11 +121,15 @@ class Rounds:
         record = replace(record, digest=hashlib.sha256(content).hexdigest())
         storage.write_atomic(folder / _MEAN, content)
         records.write(folder / _RECORD, record)
+        self.collect(record)
+        return record
+
+    def collect(self, newest: Round) -> None:
+        """Remove the rounds that no later one needs, and what a kill left half removed."""
         storage.remove_leftovers(self.folder)
         for number in self._numbers():
-            if number <= record.number - _KEPT and number != record.best:
+            if number <= newest.number - _KEPT and number != newest.best:
                 storage.remove_tree(self.folder / str(number))
-        return record
 
     def offer(self, number: int, offer: Offer, arrays: Arrays, state: Arrays) -> None:
         """Offer arrays for a round; an offer that is there already stays as it is."""
