@@ -14,14 +14,13 @@ from flowrl import storage
 from flowrl.arguments import Count, GraphCommand, Needs
 from flowrl.averaging.rules import Rule, average
 from flowrl.averaging.state import from_row, to_row
+from flowrl.commands.output import check_output
 from flowrl.config import RuleName
 from flowrl.console import print_report
 from flowrl.errors import (
     ConfigError,
     ExpertCorruptError,
     FileRefusedError,
-    classify_io_error,
-    format_error,
 )
 from flowrl.experts import manifest as manifests
 from flowrl.experts.store import ExpertStore
@@ -68,7 +67,7 @@ class AverageCommand:
         for expert in self.experts:
             if not expert.exists():
                 raise ConfigError(f"{expert} does not exist; name a version or a file")
-        _check_output(self.output)
+        check_output(self.output)
         origin = self._common_origin()
         trees = [_read(expert) for expert in self.experts]
         rows = [self._row(number, trees) for number in range(len(trees))]
@@ -172,22 +171,6 @@ def _origin(folder: Path) -> str | None:
     )
 
 
-def _check_output(folder: Path) -> None:
-    """Make sure that a folder can be made; raises ConfigError."""
-    folders = [path for path in Path(os.path.realpath(folder)).parents if path.is_dir()]
-    for outer in map(GraphPaths, folders):
-        if os.path.lexists(outer.manifest) or os.path.lexists(outer.scheduler_state):
-            what = f"-o {folder} is inside the graph {outer.root}, where flowrl alone writes"
-            raise ConfigError(f"{what}; choose a folder outside")
-    try:
-        storage.try_writing(folder)
-    except OSError as error:
-        if classify_io_error(error) == "disk":
-            raise
-        why = f"({format_error(error)})"
-        raise ConfigError(f"-o {folder} cannot be written {why}; choose another") from error
-
-
 @dataclass(frozen=True, kw_only=True)
 class ExportCommand(GraphCommand):
     """Write the merged agent to a folder of plain files.
@@ -205,7 +188,7 @@ class ExportCommand(GraphCommand):
         """Export, and print what."""
         graph_paths = existing_graph(self.graph_path)
         if not os.path.lexists(self.output):
-            _check_output(self.output)
+            check_output(self.output)
         from flowrl.agent import export_agent
 
         record = export_agent(graph_paths, self.output)

@@ -12,9 +12,10 @@ import tyro
 
 from flowrl import storage
 from flowrl.arguments import Count, GraphCommand, Seed, SkillArgument
+from flowrl.commands.output import check_output
 from flowrl.config import Sandbox
 from flowrl.errors import ConfigError
-from flowrl.viewing.film import check_ending, encoded, show
+from flowrl.viewing.film import ENDINGS, check_encoder, encoded, show
 from flowrl.viewing.playing import PictureOrder, film
 
 
@@ -50,7 +51,8 @@ class PlayCommand(GraphCommand):
     def __call__(self) -> int:
         """Play in a child process and write or show the film."""
         if self.output is not None:
-            check_ending(self.output)
+            check_output(self.output, endings=ENDINGS)
+            check_encoder(self.output)
         elif not sys.stdout.isatty():
             raise ConfigError("standard output is no terminal; name a film with -o play.gif")
         order = PictureOrder(

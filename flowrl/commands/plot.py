@@ -11,8 +11,9 @@ import tyro
 
 from flowrl import storage
 from flowrl.arguments import GraphCommand
+from flowrl.commands.output import check_output
 from flowrl.errors import ConfigError
-from flowrl.paths import existing_graph
+from flowrl.paths import existing_graph, printable
 from flowrl.reports.status import find_row, read_rows
 from flowrl.viewing.plots import ENDINGS, graph_picture, newest_metrics, skill_picture
 
@@ -33,8 +34,10 @@ class PlotCommand(GraphCommand):
 
     def __call__(self) -> int:
         """Draw, and write the file; raises ConfigError if there is nothing to draw yet."""
-        if self.output.suffix not in ENDINGS:
-            raise ConfigError(f"{self.output} does not end in {', '.join(ENDINGS)}; choose one")
+        check_output(self.output, endings=ENDINGS)
+        if self.skill is not None and not self.graph_path.exists():
+            what = f"there is neither a graph {self.graph_path} nor one {printable(self.skill)}"
+            raise ConfigError(f"{what}; name the folder of a graph: flowrl plot GRAPH [SKILL]")
         graph_paths = existing_graph(self.graph_path)
         rows = read_rows(graph_paths)
         if self.skill is None:

@@ -16,6 +16,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from flowrl.errors import ConfigError, FileRefusedError
 
+ENDINGS = (".mp4", ".gif")
 _WIDTHS = {".mp4": 640, ".gif": 320}  # pixels at most, of a picture that is enlarged
 _COLOURS = 64  # of a gif
 _BAR = 1.8  # lines of text below a picture
@@ -47,10 +48,8 @@ def film_of(content: bytes) -> Film:
     return Film(frames=frames, captions=captions, holds=tuple(holds))
 
 
-def check_ending(path: Path) -> None:
-    """Raise ConfigError unless a film can be written to such a file here."""
-    if path.suffix not in _WIDTHS:
-        raise ConfigError(f"{path} ends neither in .mp4 nor in .gif; choose one of them")
+def check_encoder(path: Path) -> None:
+    """Raise ConfigError if a film of this ending needs what is not installed."""
     if path.suffix == ".mp4" and importlib.util.find_spec("av") is None:
         raise ConfigError(f"{path} needs PyAV; pip install '.[video]', or write a .gif")
 

@@ -132,5 +132,5 @@ def test_a_graph_is_drawn_from_its_events_alone(tmp_path):
 
 def test_a_picture_needs_an_ending(tmp_path, capsys):
     assert cli.main(["plot", str(tmp_path), "-o", str(tmp_path / "curves.html")]) == 2
-    assert "curves.html does not end in .svg, .png, .pdf; choose one" in capsys.readouterr().err
+    assert "curves.html does not end in .svg or .png or .pdf; choose" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,32 @@
+"""The check of `-o`, before a command works for minutes; it stands alone because four use it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from flowrl import storage
+from flowrl.errors import ConfigError, classify_io_error, format_error
+from flowrl.paths import GraphPaths
+
+
+def check_output(path: Path, *, endings: tuple[str, ...] = ()) -> None:
+    """Make sure that a folder can be made, or with `endings` a file; raises ConfigError."""
+    if endings and path.suffix not in endings:
+        raise ConfigError(f"-o {path} does not end in {' or '.join(endings)}; choose one")
+    if endings and path.is_dir():
+        raise ConfigError(f"-o {path} is a folder; name a file")
+    folders = [outer for outer in Path(os.path.realpath(path)).parents if outer.is_dir()]
+    for outer in map(GraphPaths, folders):
+        if os.path.lexists(outer.manifest) or os.path.lexists(outer.scheduler_state):
+            what = f"-o {path} is inside the graph {outer.root}, where flowrl alone writes"
+            raise ConfigError(f"{what}; choose a folder outside")
+    try:
+        storage.try_writing(path.parent if endings else path)
+    except OSError as error:
+        if classify_io_error(error) == "disk":
+            raise
+        why = f"({format_error(error)})"
+        raise ConfigError(f"-o {path} cannot be written {why}; choose another") from error
+    if endings:
+        storage.make_dir(path.parent)
