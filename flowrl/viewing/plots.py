@@ -249,7 +249,8 @@ def _saved(figure: Any, ending: str) -> bytes:
 
     content = io.BytesIO()
     with matplotlib.rc_context(_STYLE):
-        figure.savefig(content, format=ending.removeprefix("."))
+        dated = {} if ending == ".png" else {"Date" if ending == ".svg" else "CreationDate": None}
+        figure.savefig(content, format=ending.removeprefix("."), metadata=dated)
     return content.getvalue()
 
 
