@@ -118,8 +118,8 @@ class TrainingRun:
     module_sha256: Word | None = None  # of the generated module; None until it is generated
     origins: Mapping[str, str] = field(default_factory=dict)  # of values of config, by flag
     approvals: tuple[CodeApproval, ...] = ()  # on the functions of its plan's steps
-    anew: bool = False  # its own expert, although trained before, begins from nothing
-    copied: SkillName | None = None  # of whose expert its own begins as a copy
+    anew: bool = False  # its own expert, although trained before, begins as a new one
+    copied: ExpertVersion | None = None  # of which its own expert begins as a copy
 
     @property
     def trained(self) -> tuple[int, ...]:

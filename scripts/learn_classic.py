@@ -3,8 +3,8 @@
 
     scripts/learn_classic.sh [--minutes 20|60|120] [--folder exp/classic] [--json FILE]
 
-It trains the whole library with the defaults and a goal of 90 %. When all skills have ended, those
-below the goal are trained on with twice the frames. At each mark the training stops and every
+It trains the whole library with the defaults and a goal of 90 %. When all skills have ended, deep
+ones below the goal are trained on with twice the frames. At each mark the training stops and every
 merged skill plays 256 episodes in fresh worlds; then the training goes on. Minutes are those of
 training alone. A skill counts when 80 % of its episodes succeed. The same command goes on with a
 folder that is there; --fresh removes it first.
@@ -26,23 +26,30 @@ import flowrl
 MARKS = (20, 60, 120)
 LEAST = 0.8
 BEFORE = {20: 13, 60: 17}  # at 1c9961b, after 20 and 60 minutes
-DEEP, MOST = 3_000_000, 100_000_000  # frames of a deep skill's first run, and of a last one
+DEEP = 3_000_000  # frames of a deep skill's first run
+MOST_PASSES = 5
 FLOWRL = (sys.executable, "-m", "flowrl")
 
 
-def train(folder: Path, minutes: float, flags: list[str]) -> None:
-    """Train for so many minutes; runs under way save what they have."""
-    words, budget = ["train", str(folder), "--success_state_rate", "0.9", *flags], DEEP
+def train(folder: Path, minutes: float, flags: list[str], passes: int) -> int:
+    """Train for so many minutes; runs under way save what they have.
+
+    `passes` of the library have ended before, each with twice the frames of the one before it.
+    Returns how many have ended now.
+    """
     ends = time.monotonic() + 60 * minutes
-    while (left := ends - time.monotonic()) > 0 and budget < MOST:
+    while (left := ends - time.monotonic()) > 0 and passes < MOST_PASSES:
+        more = ["--total_timesteps", str(DEEP << passes)] if passes else []
+        words = ["train", str(folder), "--success_state_rate", "0.9", *more, *flags]
         training = subprocess.Popen([*FLOWRL, *words], stdout=subprocess.DEVNULL)
         try:
             training.wait(left)
         except subprocess.TimeoutExpired:
             subprocess.run([*FLOWRL, "stop", str(folder), "--now"], check=True)
             training.wait()
-        budget *= 2
-        words = [*words, "--total_timesteps", str(budget)]
+            return passes
+        passes += 1
+    return passes
 
 
 def measured(folder: Path) -> dict[str, float]:
@@ -54,9 +61,9 @@ def measured(folder: Path) -> dict[str, float]:
 
 def rows(folder: Path, marks: tuple[int, ...], flags: list[str]) -> Iterator[Row]:
     """One row for each mark."""
-    trained = 0
+    trained = passes = 0
     for mark in marks:
-        train(folder, mark - trained, flags)
+        passes = train(folder, mark - trained, flags, passes)
         trained = mark
         began, rates = time.monotonic(), measured(folder)
         mastered = sum(rate >= LEAST for rate in rates.values())

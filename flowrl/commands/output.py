@@ -28,5 +28,3 @@ def check_output(path: Path, *, endings: tuple[str, ...] = ()) -> None:
             raise
         why = f"({format_error(error)})"
         raise ConfigError(f"-o {path} cannot be written {why}; choose another") from error
-    if endings:
-        storage.make_dir(path.parent)

@@ -15,6 +15,7 @@ from flowrl.arguments import Count, GraphCommand, Seed, SkillArgument
 from flowrl.commands.output import check_output
 from flowrl.config import Sandbox
 from flowrl.errors import ConfigError
+from flowrl.storage import records
 from flowrl.viewing.film import ENDINGS, check_encoder, encoded, show
 from flowrl.viewing.playing import PictureOrder, film
 
@@ -41,8 +42,8 @@ class PlayCommand(GraphCommand):
     """Show only episodes that fail."""
     seed: Seed = 0
     """Seed of the first episode; each next one has the next."""
-    fps: Count = 10
-    """Timesteps that are shown in a second."""
+    fps: Annotated[int, records.within(1, 50)] = 10
+    """Timesteps that are shown in a second, at most 50."""
     trust_skills: bool = False
     """Also run code of an exported agent that the syntax check refuses, if exported as trusted."""
     sandbox: Sandbox = "auto"
@@ -69,6 +70,7 @@ class PlayCommand(GraphCommand):
             show(played, sys.stdout, fps=self.fps, columns=columns, rows=rows)
             return 0
         content = encoded(played, self.output.suffix, fps=self.fps)
+        storage.make_dir(self.output.parent)
         storage.write_atomic(self.output, content)
         seconds = len(played.frames) / self.fps + sum(played.holds)
         sys.stdout.write(f"{self.output}: {seconds:.0f} s, {len(content) / 1e6:.1f} MB\n")

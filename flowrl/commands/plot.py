@@ -15,7 +15,7 @@ from flowrl.commands.output import check_output
 from flowrl.errors import ConfigError
 from flowrl.paths import existing_graph, printable
 from flowrl.reports.status import find_row, read_rows
-from flowrl.viewing.plots import ENDINGS, graph_picture, newest_metrics, skill_picture
+from flowrl.viewing.plots import ENDINGS, graph_picture, newest_metrics, read_lines, skill_picture
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +44,9 @@ class PlotCommand(GraphCommand):
             content = graph_picture(graph_paths, rows, self.output.suffix)
         else:
             row = find_row(rows, self.skill, self.graph_path)
-            lines = newest_metrics(graph_paths, row)
+            lines = read_lines(newest_metrics(graph_paths, row))
             content = skill_picture(row.skill, lines, self.output.suffix)
+        storage.make_dir(self.output.parent)
         storage.write_atomic(self.output, content)
         sys.stdout.write(f"{self.output}: {len(content) / 1e3:.0f} kB\n")
         return 0

@@ -1,7 +1,7 @@
 """A protocol for work that runs skill code: in a process of its own, confined like a trainer.
 
 `python -m flowrl.launchers.confined MODULE CLASS FIELDS`, with the fields of a dataclass in JSON.
-`flowrl evaluate`, `judge` and `sweep` let experts play by it.
+`flowrl evaluate`, `play`, `judge` and `sweep` let experts play by it.
 """
 
 from __future__ import annotations

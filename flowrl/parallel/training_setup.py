@@ -143,7 +143,7 @@ def prepare_training_run(  # noqa: PLR0913
     store = ExpertStore(graph_paths)
     run = replace(run, ancestors=_seeds(store, run, experts))
     copied = _copied(store, run, init_from, graph.skills[skill].like)
-    run = replace(run, copied=copied.skill if copied else None)
+    run = replace(run, copied=copied)
     module = generate_module_with_remapping(run, graph.skills).encode()
     digest = hashlib.sha256(module).hexdigest()
     run = replace(run, module_sha256=digest, approvals=_approvals(graph_paths, run, graph.skills))
@@ -192,8 +192,14 @@ def _copied(
     merged = store.manifest().experts
     if run.expert in merged and not run.anew:
         return None
-    liked = next((version for version in merged.values() if version.skill == like), None)
-    copied = expert_of(store, init_from) if init_from is not None else liked
+    if init_from is not None:
+        copied = expert_of(store, init_from)
+    else:
+        copied = next((version for version in merged.values() if version.skill == like), None)
+        try:
+            _ = copied and store.verify(copied)
+        except (ExpertCorruptError, ExpertMissingError):
+            return None  # it would only have helped
     _check_shapes(store, run, [copied] if copied else [])
     return copied
 
@@ -211,7 +217,6 @@ def _write_usable(
         return _write_folder(store, run, contents, run_paths, copied=copied)
     except (ExpertCorruptError, ExpertMissingError):
         run = replace(run, ancestors=tuple(repair.usable(store, seed) for seed in run.ancestors))
-        copied = repair.usable(store, copied) if copied else None
         _check_shapes(store, run, run.ancestors)
         return _write_folder(store, run, contents, run_paths, copied=copied)
 

@@ -55,12 +55,18 @@ class SkillGraph:
         self._learned = learnable(self.skills, capacity=capacity)
 
     def check(self) -> None:
-        """Raise GraphError if some skill can never be learned, or is like one that is later."""
+        """Raise GraphError if some skill can never be learned.
+
+        So is one of the user's own that is like a skill that is learned later, or none; an embedded
+        one then begins from nothing.
+        """
         for name in self.skills:
             self._require_possible(name)
         place = {name: number for number, name in enumerate(self._order)}
         for skill in self.skills.values():
-            if skill.like is not None and place.get(skill.like, len(place)) >= place[skill.name]:
+            if skill.embedded or skill.like is None:
+                continue
+            if place.get(skill.like, len(place)) >= place[skill.name]:
                 near = closest(skill.like, self.skills)
                 what = "is learned later" if skill.like in place else f"is no skill here{near}"
                 raise GraphError(

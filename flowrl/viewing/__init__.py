@@ -1,1 +1,1 @@
-"""Films of episodes."""
+"""Films of episodes, and plots of how graphs learn."""

@@ -6,6 +6,7 @@ import importlib.util
 import io
 import time
 import zipfile
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +16,17 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from flowrl.errors import ConfigError, FileRefusedError
+from flowrl.paths import printable
 
 ENDINGS = (".mp4", ".gif")
 _WIDTHS = {".mp4": 640, ".gif": 320}  # pixels at most, of a picture that is enlarged
+_ARRAYS = ("frames", "captions", "holds")
+_UNREADABLE = (
+    *(ValueError, KeyError, IndexError, TypeError, AttributeError, EOFError, OSError),
+    *(MemoryError, NotImplementedError, zipfile.BadZipFile, zlib.error),
+)
+_LARGEST = 4096  # pixels of a picture, each way
+_LONGEST = 10.0  # seconds that a picture may stay longer
 _COLOURS = 64  # of a gif
 _BAR = 1.8  # lines of text below a picture
 _INK, _PAPER = (230, 230, 230), (24, 24, 27)
@@ -35,17 +44,28 @@ class Film:
 
 
 def film_of(content: bytes) -> Film:
-    """The film that `PictureOrder.work` printed; FileRefusedError if it is not whole."""
+    """The film that `PictureOrder.work` printed; FileRefusedError if it is none."""
     try:
-        with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
-            frames, holds = arrays["frames"], arrays["holds"].astype(float)
-            captions = tuple(map(str, arrays["captions"]))
-    except (ValueError, KeyError, EOFError, OSError, zipfile.BadZipFile) as error:
+        arrays = np.load(io.BytesIO(content), allow_pickle=False)
+        frames, captions, holds = (np.asarray(arrays[name]) for name in _ARRAYS)
+        good = _is_film(frames, captions, holds)
+    except _UNREADABLE as error:
         raise FileRefusedError(f"the pictures cannot be read: {error}; try again") from error
-    sized = frames.ndim == 4 and frames.dtype == np.uint8 and frames.shape[-1] == 3
-    if not sized or not len(frames) == len(captions) == len(holds) > 0:
+    if not good:
         raise FileRefusedError("the pictures are not those of an episode; try again")
-    return Film(frames=frames, captions=captions, holds=tuple(holds))
+    said = tuple(printable(str(caption)) for caption in captions)
+    return Film(frames=frames, captions=said, holds=tuple(map(float, holds)))
+
+
+def _is_film(frames: np.ndarray, captions: np.ndarray, holds: np.ndarray) -> bool:
+    """True if arrays have the shapes and bounds of a film; skill code may have written them."""
+    drawn = frames.ndim == 4 and frames.dtype == np.uint8 and frames.shape[-1] == 3
+    if not drawn or not 0 < min(frames.shape) <= max(frames.shape[1:]) <= _LARGEST:
+        return False
+    if captions.dtype.kind != "U" or holds.dtype.kind != "f":
+        return False
+    same = captions.shape == holds.shape == frames.shape[:1]
+    return same and bool(((holds >= 0) & (holds <= _LONGEST)).all())
 
 
 def check_encoder(path: Path) -> None:
@@ -56,10 +76,10 @@ def check_encoder(path: Path) -> None:
 
 def encoded(film: Film, ending: str, *, fps: int) -> bytes:
     """The film as the content of a file with this ending, `.mp4` or `.gif`."""
-    pictures = [
+    pictures = (
         _captioned(frame, caption, _WIDTHS[ending])
         for frame, caption in zip(film.frames, film.captions, strict=True)
-    ]
+    )
     return _mp4(pictures, film.holds, fps) if ending == ".mp4" else _gif(pictures, film.holds, fps)
 
 
@@ -98,7 +118,7 @@ def _mp4(pictures: Iterable[Image.Image], holds: Iterable[float], fps: int) -> b
 def _gif(pictures: Iterable[Image.Image], holds: Iterable[float], fps: int) -> bytes:
     content = io.BytesIO()
     first, *others = (picture.quantize(_COLOURS) for picture in pictures)
-    times = [round(1000 * (1 / fps + hold)) for hold in holds]
+    times = [10 * round(100 * (1 / fps + hold)) for hold in holds]  # gif counts hundredths
     options: Mapping[str, Any] = {"save_all": True, "loop": 0, "disposal": 1}
     first.save(content, "GIF", append_images=others, duration=times, **options)
     return content.getvalue()

@@ -30,18 +30,23 @@ def pictures(agent: Agent, skill: str, *, episodes: int, seed: int, failures: bo
     With `failures` only episodes that fail count. Raises GraphError if too few do.
     """
     most = _TRIED * episodes if failures else episodes
-    played = (list(agent.play(skill, seed=seed + n, frames=True)) for n in range(most))
-    wanted = (steps for steps in played if not (failures and steps[-1].success))
+    seeds = range(seed, seed + most)
+    wanted = (n for n in seeds if not (failures and _succeeds(agent, skill, n)))
     shown = list(islice(wanted, episodes))
     if len(shown) < episodes:
         problem = f"only {len(shown)} of {most} episodes of {skill} fail"
         raise GraphError(f"{problem}; ask for fewer --episodes, or leave --failures out")
     length = len(agent.plan(skill))
-    lines = (_shown(number, steps, length) for number, steps in enumerate(shown, 1))
+    played = (list(agent.play(skill, seed=n, frames=True)) for n in shown)
+    lines = (_shown(number, steps, length) for number, steps in enumerate(played, 1))
     captions, frames, holds = zip(*chain.from_iterable(lines), strict=True)
     content = io.BytesIO()
     np.savez(content, frames=np.stack(frames), captions=np.array(captions), holds=holds)
     return content.getvalue()
+
+
+def _succeeds(agent: Agent, skill: str, seed: int) -> bool:
+    return any(step.success for step in agent.play(skill, seed=seed))
 
 
 def open_agent(place: Path, skill: str, *, trust_skills: bool) -> Agent:

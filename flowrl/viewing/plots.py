@@ -6,14 +6,14 @@ import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from flowrl import storage
 from flowrl.errors import ConfigError, FileRefusedError
 from flowrl.experts.merge import wilson
-from flowrl.measures.objectives import METRICS_BYTES
+from flowrl.measures.objectives import METRICS_BYTES, Curve, read_curve
 from flowrl.paths import GraphPaths, printable
 from flowrl.reports.status import SkillRow
 
@@ -23,7 +23,7 @@ _EPISODES = 256  # that a share is of, at least
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7", "#F0E442", "#000000")
 _OF_STATUS = {"completed": "#009E73", "below goal": "#E69F00", "failed": "#D55E00"}
 _OTHER = "#0072B2"  # what still runs or waits
-_STYLE = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
+_STYLE: Any = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
 _STYLE |= {"svg.fonttype": "none", "savefig.bbox": "tight", "figure.dpi": 120}
 
 
@@ -58,9 +58,12 @@ def read_lines(path: Path) -> list[Mapping[str, Any]]:
     lines: list[Mapping[str, Any]] = []
     for number, line in enumerate(content.split(b"\n")[:-1], start=1):
         try:
-            lines.append(dict(json.loads(line)))
-        except (ValueError, TypeError, RecursionError) as error:
-            raise FileRefusedError(f"{path}:{number} is no JSON object; remove the line") from error
+            read = json.loads(line)
+        except (ValueError, RecursionError):
+            read = None
+        if not isinstance(read, dict):
+            raise FileRefusedError(f"{path}:{number} is no JSON object; remove the line")
+        lines.append(read)
     return lines
 
 
@@ -84,7 +87,8 @@ def step_curves(lines: Sequence[Mapping[str, Any]]) -> list[StepCurve]:
                 sum(_number(each, f"{key}/{name}") for each in newest) / episodes
                 for key in ("died", "cut")
             )
-            point = (line["frames"], min(done / episodes, 1.0), low, high, died, cut)
+            frames = _number(line, "frames")
+            point = (frames, min(done / episodes, 1.0), low, high, died, cut)
             for column, value in zip(curves[name], point, strict=True):
                 column.append(value)
     fields = ("frames", "success", "low", "high", "died", "cut")
@@ -106,7 +110,7 @@ def _ended(lines: Iterable[Mapping[str, Any]], names: Sequence[str]) -> int:
 
 def _number(line: Mapping[str, Any], key: str) -> int:
     value = line.get(key, 0)
-    if type(value) is not int or value < 0:
+    if type(value) is not int or not 0 <= value < 2**53:
         what = f"{printable(key)} in metrics.jsonl is {value!r:.40}, no count"
         raise FileRefusedError(f"{what}; remove the line")
     return value
@@ -114,14 +118,14 @@ def _number(line: Mapping[str, Any], key: str) -> int:
 
 def spells(lines: Sequence[Mapping[str, Any]]) -> list[Spell]:
     """The times in which runs trained, from events.jsonl; one under way ends with the last line."""
-    moments = [datetime.fromisoformat(str(line["at"])) for line in lines]
+    moments = [_moment(line) for line in lines]
     minutes = [(moment - moments[0]).total_seconds() / 60 for moment in moments]
     under_way: dict[str, float] = {}
     found: list[Spell] = []
     for minute, line in zip(minutes, lines, strict=True):
         skill, status = line.get("skill"), line.get("status")
-        if not skill or not status:
-            continue
+        if not isinstance(skill, str) or not isinstance(status, str):
+            continue  # a line about the graph
         begun = under_way.pop(skill, None)
         if begun is not None:
             found.append(Spell(skill=skill, begun=begun, ended=minute))
@@ -129,6 +133,14 @@ def spells(lines: Sequence[Mapping[str, Any]]) -> list[Spell]:
             under_way[skill] = minute
     last = minutes[-1] if minutes else 0.0
     return found + [Spell(skill=skill, begun=at, ended=last) for skill, at in under_way.items()]
+
+
+def _moment(line: Mapping[str, Any]) -> datetime:
+    try:
+        return datetime.fromisoformat(str(line.get("at"))).astimezone(UTC)
+    except (ValueError, OverflowError) as error:
+        said = f"{line.get('at')!r:.40}"
+        raise FileRefusedError(f"a line of events.jsonl is at {said}; remove the line") from error
 
 
 def skill_picture(skill: str, lines: Sequence[Mapping[str, Any]], ending: str) -> bytes:
@@ -189,7 +201,8 @@ def graph_picture(graph_paths: GraphPaths, rows: Sequence[SkillRow], ending: str
             width = max(spell.ended - spell.begun, 0.02)
             axes.barh(place, width, 0.8, spell.begun, color=colour, alpha=0.25)
         if row is not None and row.success_rate is not None:
-            minutes, success = _over_minutes(newest_metrics(graph_paths, row), own)
+            curve = read_curve(newest_metrics(graph_paths, row))
+            minutes, success = _over_minutes(curve, own)
             floor = place + 0.4
             tops = [floor - 0.8 * share for share in success]
             axes.fill_between(minutes, tops, floor, color=colour, linewidth=0)
@@ -202,34 +215,32 @@ def graph_picture(graph_paths: GraphPaths, rows: Sequence[SkillRow], ending: str
     return _saved(figure, ending)
 
 
-def newest_metrics(graph_paths: GraphPaths, row: SkillRow) -> list[Mapping[str, Any]]:
-    """The figures of a skill's newest run, from its folder or from the archive; may be none."""
+def newest_metrics(graph_paths: GraphPaths, row: SkillRow) -> Path:
+    """The figures of a skill's newest run, in its folder or in the archive; may not exist."""
     if row.expert is None:
-        return []
+        return graph_paths.root / "no run"
     run, archive = (
         place(row.expert, row.skill).metrics for place in (graph_paths.run, graph_paths.archive)
     )
-    return read_lines(run if run.exists() else archive)
+    return run if run.exists() else archive
 
 
-def _over_minutes(
-    lines: Sequence[Mapping[str, Any]], own: Sequence[Spell]
-) -> tuple[list[float], list[float]]:
-    """Minutes of the graph and the success at them, of a run in its spells.
+def _over_minutes(curve: Curve, own: Sequence[Spell]) -> tuple[list[float], list[float]]:
+    """Minutes of the graph and the success at them, of a skill's newest run.
 
-    A run's seconds are those of training alone. They are laid into its spells evenly.
+    A run's seconds are those of training alone; they are laid backwards from the end of its last
+    spell, over earlier ones where it went on after a stop.
     """
-    figures = [(line["seconds"], line["success_rate"]) for line in lines]
-    length = sum(spell.ended - spell.begun for spell in own)
-    minutes: list[float] = []
-    for seconds, _ in figures:
-        left = length * seconds / figures[-1][0]
-        for spell in own:
-            if left <= spell.ended - spell.begun or spell is own[-1]:
-                minutes.append(min(spell.begun + left, spell.ended))
+    placed: list[tuple[float, float]] = []
+    for point in reversed(curve):
+        left = (curve[-1].seconds - point.seconds) / 60
+        for spell in reversed(own):
+            if left <= spell.ended - spell.begun:
+                placed.append((spell.ended - left, point.success))
                 break
             left -= spell.ended - spell.begun
-    return minutes, [success for _, success in figures]
+    minutes, success = zip(*reversed(placed), strict=True) if placed else ((), ())
+    return list(minutes), list(success)
 
 
 def _figure(rows: int, size: tuple[float, float]) -> tuple[Any, Any]:

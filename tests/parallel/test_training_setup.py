@@ -220,10 +220,10 @@ def test_a_new_expert_begins_as_a_copy_of_the_one_that_its_skill_is_like(trained
     needs = {WOOD: 0, TABLE: 5}
     ready = prepare(trained, PICKAXE, 50, needs, graph=liking(WOOD))
     assert content_of(ready.run_paths.seed(2)) == content_of(ready.run_paths.seed(0))
-    assert ready.run.copied == read_run(ready.run_paths).copied == WOOD
+    assert ready.run.copied == read_run(ready.run_paths).copied == ready.run.ancestors[0]
     assert [ancestor.index for ancestor in ready.run.ancestors] == [0, 5]
     asked = prepare(trained, PICKAXE, 50, needs, graph=liking(WOOD), init_from=TABLE)
-    assert asked.run.copied == TABLE
+    assert asked.run.copied == asked.run.ancestors[1]
 
 
 def test_a_skill_that_is_like_one_that_is_not_merged_begins_from_nothing(trained):

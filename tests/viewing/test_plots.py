@@ -14,8 +14,17 @@ from hypothesis import strategies as st
 
 from flowrl import cli
 from flowrl.errors import ConfigError, FileRefusedError
+from flowrl.measures.objectives import CurvePoint
 from flowrl.paths import GraphPaths
-from flowrl.viewing.plots import graph_picture, read_lines, skill_picture, spells, step_curves
+from flowrl.viewing.plots import (
+    Spell,
+    _over_minutes,
+    graph_picture,
+    read_lines,
+    skill_picture,
+    spells,
+    step_curves,
+)
 
 STEPS = ("0_Collect_Wood", "1_Place_Table", "2_Make_Wood_Pickaxe")
 HOSTILE = (
@@ -111,9 +120,37 @@ def test_half_a_last_line_is_left_out_and_another_is_refused(tmp_path):
         path.write_text('{"frames": 1}\n' + bad + "\n")
         with pytest.raises(FileRefusedError, match=r"metrics\.jsonl:2 is no JSON object; remove"):
             read_lines(path)
-    for count in (-1, 1.5, True, "1", None):
+    for count in (-1, 1.5, True, "1", None, 10**400):
         with pytest.raises(FileRefusedError, match="no count; remove the line"):
             step_curves([{"frames": 1, f"begun/{STEPS[0]}": 1, f"died/{STEPS[0]}": count}])
+
+
+@pytest.mark.parametrize("frames", [None, "x", -1, {}])
+def test_frames_that_are_none_are_refused(frames):
+    line = {**lines_of(3, updates=9)[-1], "frames": frames}
+    with pytest.raises(FileRefusedError, match="frames in metrics"):
+        step_curves([line])
+
+
+@pytest.mark.parametrize("line", [{}, {"at": "x"}, {"at": None}, {"at": 3}, {"at": ["2026"]}])
+def test_a_line_of_events_without_its_time_is_refused(line):
+    with pytest.raises(FileRefusedError, match=r"a line of events\.jsonl is at"):
+        spells([line])
+
+
+def test_lines_of_events_that_are_of_no_skill_are_left_out():
+    at = "2026-01-01T00:00:00"
+    assert spells([{"at": at, "skill": ["A"], "status": {}}, {"at": f"{at}Z", "skill": None}]) == []
+
+
+def test_the_newest_run_is_laid_into_the_last_spells():
+    curve = [CurvePoint(frames, 60.0 * frames, 0.1 * frames, 9.0) for frames in range(1, 7)]
+    own = [Spell(skill="A", begun=0, ended=10), Spell(skill="A", begun=100, ended=110)]
+    assert _over_minutes(curve, own)[0] == [105, 106, 107, 108, 109, 110]
+    assert _over_minutes(curve, [Spell(skill="A", begun=0, ended=2), own[1]])[0][0] == 105
+    short = [Spell(skill="A", begun=0, ended=4), Spell(skill="A", begun=7, ended=9)]
+    assert _over_minutes(curve, short)[0] == [1, 2, 3, 7, 8, 9]
+    assert _over_minutes((), own) == ([], [])
 
 
 def test_what_has_not_trained_yet_cannot_be_drawn(tmp_path):
