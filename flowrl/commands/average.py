@@ -14,7 +14,6 @@ from flowrl import storage
 from flowrl.arguments import Count, GraphCommand, Needs
 from flowrl.averaging.rules import Rule, average
 from flowrl.averaging.state import from_row, to_row
-from flowrl.commands.output import check_output
 from flowrl.config import RuleName
 from flowrl.console import print_report
 from flowrl.errors import (
@@ -24,6 +23,7 @@ from flowrl.errors import (
 )
 from flowrl.experts import manifest as manifests
 from flowrl.experts.store import ExpertStore
+from flowrl.output import check_output
 from flowrl.paths import GraphPaths, RunPaths, existing_graph
 from flowrl.runs import read_run
 

@@ -12,9 +12,9 @@ import tyro
 
 from flowrl import storage
 from flowrl.arguments import Count, GraphCommand, Seed, SkillArgument
-from flowrl.commands.output import check_output
 from flowrl.config import Sandbox
 from flowrl.errors import ConfigError
+from flowrl.output import check_output
 from flowrl.storage import records
 from flowrl.viewing.film import ENDINGS, check_encoder, encoded, show
 from flowrl.viewing.playing import PictureOrder, film

@@ -11,8 +11,8 @@ import tyro
 
 from flowrl import storage
 from flowrl.arguments import GraphCommand
-from flowrl.commands.output import check_output
 from flowrl.errors import ConfigError
+from flowrl.output import check_output
 from flowrl.paths import existing_graph, printable
 from flowrl.reports.status import find_row, read_rows
 from flowrl.viewing.plots import ENDINGS, graph_picture, newest_metrics, read_lines, skill_picture
