@@ -96,6 +96,20 @@ class AgentRecord:
     generation: Natural
     experts: tuple[ExportedExpert, ...]
 
+    @classmethod
+    def of(
+        cls, run: TrainingRun, generation: int, experts: Sequence[ExportedExpert]
+    ) -> AgentRecord:
+        """The record of experts of one graph, of which `run` trained one."""
+        return cls(
+            env_name=run.config["env_name"],
+            layer_size=run.config["layer_size"],
+            activation=run.config["activation"],
+            sight=run.config["sight"],
+            generation=generation,
+            experts=tuple(experts),
+        )
+
 
 class AgentStep(NamedTuple):
     """One action of an agent, and what came of it."""
@@ -147,14 +161,7 @@ def export_agent(graph_paths: GraphPaths, folder: Path) -> AgentRecord:
                     f"{graph_paths.manifest} does not name; train them again"
                 )
             experts.append(_write_expert(store, version, run, prepared))
-        record = AgentRecord(
-            env_name=run.config["env_name"],
-            layer_size=run.config["layer_size"],
-            activation=run.config["activation"],
-            sight=run.config["sight"],
-            generation=manifest.generation,
-            experts=tuple(experts),
-        )
+        record = AgentRecord.of(run, manifest.generation, experts)
         records.write(prepared / AGENT_JSON, record)
     return record
 

@@ -16,7 +16,7 @@ from flowrl import config as configs
 from flowrl.config import PPOConfig
 from flowrl.envs.base import claims_of, count_steps, is_clipped
 from flowrl.envs.skill_module import TaskModule, open_module
-from flowrl.envs.tasks import WalkState, check_gains, make_env, step_ends
+from flowrl.envs.tasks import WalkState, check_gains, step_ends
 from flowrl.envs.vector import BatchedEnv, BatchedState
 from flowrl.errors import ConfigError, ExpertMissingError
 from flowrl.experts import checkpoint
@@ -32,7 +32,7 @@ from flowrl.parallel.training_setup import expected_shapes
 from flowrl.paths import GraphPaths, RunPaths
 from flowrl.ppo.programs import acting_experts, padding, stacked_like
 from flowrl.ppo.sharding import check_backend
-from flowrl.ppo.trainer import open_cache, use_compile_cache
+from flowrl.ppo.trainer import open_cache, use_compile_cache, walk_of
 from flowrl.program_cache import ProgramCache, ProgramSpec, register_results
 from flowrl.runs import PlannedStep, StepEnds, TrainingRun, check_module, read_run
 
@@ -157,13 +157,7 @@ def open_plan(
     config = configs.from_json(PPOConfig, run.config)
     use_compile_cache(config.compile_cache)
     check_backend()
-    walk = make_env(
-        config.env_name,
-        module,
-        max_task_steps=config.max_task_steps,
-        sight=config.sight,
-        keep_needs=config.keep_needs,
-    )
+    walk = walk_of(config, module)
     cache = open_cache(config, walk)
     env = BatchedEnv(walk, stock=ROWS, cache=cache)
     return run, module, player(env, config, cache, watch)

@@ -14,10 +14,13 @@ from flowrl import storage
 from flowrl.arguments import Count, GraphCommand, Seed, SkillArgument
 from flowrl.config import Sandbox
 from flowrl.errors import ConfigError
+from flowrl.experts.store import ExpertStore
+from flowrl.launchers.confined import confined_run
 from flowrl.output import check_output
+from flowrl.paths import AGENT_JSON, GraphPaths, existing_graph
+from flowrl.runs import read_run
 from flowrl.storage import records
-from flowrl.viewing.film import ENDINGS, check_encoder, encoded, show
-from flowrl.viewing.playing import PictureOrder, film
+from flowrl.viewing.film import ENDINGS, Film, check_encoder, encoded, film_of, show
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +67,7 @@ class PlayCommand(GraphCommand):
             failures=self.failures,
             trust_skills=self.trust_skills,
         )
-        played = film(order, sandbox=self.sandbox)
+        played = _film(order, sandbox=self.sandbox)
         if self.output is None:
             columns, rows = shutil.get_terminal_size()
             show(played, sys.stdout, fps=self.fps, columns=columns, rows=rows)
@@ -75,3 +78,41 @@ class PlayCommand(GraphCommand):
         seconds = len(played.frames) / self.fps + sum(played.holds)
         sys.stdout.write(f"{self.output}: {seconds:.0f} s, {len(content) / 1e6:.1f} MB\n")
         return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class PictureOrder:
+    """The order to play and draw episodes; `place` is a graph's folder or an exported agent's."""
+
+    place: Path
+    skill: str
+    episodes: int
+    seed: int
+    failures: bool
+    trust_skills: bool
+
+    def work(self) -> int:
+        """Play in this process, and write the pictures to standard output."""
+        from flowrl.viewing.pictures import open_agent, pictures
+
+        agent = open_agent(self.place, self.skill, trust_skills=self.trust_skills)
+        drawn = pictures(
+            agent, self.skill, episodes=self.episodes, seed=self.seed, failures=self.failures
+        )
+        sys.stdout.buffer.write(drawn)
+        return 0
+
+
+def _film(order: PictureOrder, *, sandbox: Sandbox) -> Film:
+    """Carry the order out in a confined process.
+
+    Raises:
+      ExpertMissingError: no such skill is merged; says which are.
+      FileRefusedError: the folder is neither a graph nor an agent.
+      ConfinedError: the episodes could not be played; says why.
+    """
+    graph_paths, run = GraphPaths(order.place), None
+    if not (order.place / AGENT_JSON).is_file():
+        graph_paths = existing_graph(order.place)
+        run = read_run(ExpertStore(graph_paths).archive_of(order.skill))
+    return film_of(confined_run(order, graph_paths, run, how=sandbox))

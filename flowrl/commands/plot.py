@@ -44,7 +44,8 @@ class PlotCommand(GraphCommand):
             content = graph_picture(graph_paths, rows, self.output.suffix)
         else:
             row = find_row(rows, self.skill, self.graph_path)
-            lines = read_lines(newest_metrics(graph_paths, row))
+            path = newest_metrics(graph_paths, row)
+            lines = read_lines(path) if path else []
             content = skill_picture(row.skill, lines, self.output.suffix)
         storage.make_dir(self.output.parent)
         storage.write_atomic(self.output, content)

@@ -26,7 +26,8 @@ def nearest(
 ) -> tuple[jax.Array, jax.Array]:
     """The nearest field of each channel of the map, and where it is.
 
-    A channel that is not in view is where it was seen last, until that place is in view without it.
+    A channel that is not in view is where it was seen last, until the window is over that place and
+    does not show it, because it is gone or in the dark.
 
     Args:
       observation: f32 `[observation_size]`; begins with the map.

@@ -172,15 +172,20 @@ def _is_stuck(run_paths: RunPaths, config: PPOConfig, update: UpdateReport) -> b
     return verdict(curve, budget_frames=budget, goal=config.success_state_rate) == "stuck"
 
 
-def open_env(config: PPOConfig, module: TaskModule) -> tuple[WalkingEnv, Programs]:
-    """The environments that walk the module's plan, and the trainer's programs for them."""
-    walk = make_env(
+def walk_of(config: PPOConfig, module: TaskModule) -> SkillEnv:
+    """One environment that walks the module's plan, as the run's configuration says."""
+    return make_env(
         config.env_name,
         module,
         max_task_steps=config.max_task_steps,
         sight=config.sight,
         keep_needs=config.keep_needs,
     )
+
+
+def open_env(config: PPOConfig, module: TaskModule) -> tuple[WalkingEnv, Programs]:
+    """The environments that walk the module's plan, and the trainer's programs for them."""
+    walk = walk_of(config, module)
     shards, size = num_shards(config), shard_size(config)
     pool, stock = -(-config.world_pool // shards), max(_LEAST_STOCK // shards, 2 * size)
     cache = open_cache(config, walk)

@@ -73,14 +73,7 @@ def open_agent(place: Path, skill: str, *, trust_skills: bool) -> Agent:
         keep_needs=run.config["keep_needs"],
         approvals=run.approvals,
     )
-    record = AgentRecord(
-        env_name=run.config["env_name"],
-        layer_size=run.config["layer_size"],
-        activation=run.config["activation"],
-        sight=run.config["sight"],
-        generation=manifest.generation,
-        experts=(expert,),
-    )
+    record = AgentRecord.of(run, manifest.generation, [expert])
     params = {
         index: jax.tree.map(lambda leaves, local=local: leaves[local], experts)
         for local, index in enumerate(run.experts)

@@ -41,8 +41,8 @@ class StepCurve:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spell:
-    """A time in which a run of a skill trained; minutes are those of the graph."""
+class Bar:
+    """A bar of a Gantt chart: a run of a skill trained; minutes are those of the graph."""
 
     skill: str
     begun: float
@@ -116,23 +116,23 @@ def _number(line: Mapping[str, Any], key: str) -> int:
     return value
 
 
-def spells(lines: Sequence[Mapping[str, Any]]) -> list[Spell]:
+def bars(lines: Sequence[Mapping[str, Any]]) -> list[Bar]:
     """The times in which runs trained, from events.jsonl; one under way ends with the last line."""
     moments = [_moment(line) for line in lines]
     minutes = [(moment - moments[0]).total_seconds() / 60 for moment in moments]
     under_way: dict[str, float] = {}
-    found: list[Spell] = []
+    found: list[Bar] = []
     for minute, line in zip(minutes, lines, strict=True):
         skill, status = line.get("skill"), line.get("status")
         if not isinstance(skill, str) or not isinstance(status, str):
             continue  # a line about the graph
         begun = under_way.pop(skill, None)
         if begun is not None:
-            found.append(Spell(skill=skill, begun=begun, ended=minute))
+            found.append(Bar(skill=skill, begun=begun, ended=minute))
         if status == "running":
             under_way[skill] = minute
     last = minutes[-1] if minutes else 0.0
-    return found + [Spell(skill=skill, begun=at, ended=last) for skill, at in under_way.items()]
+    return found + [Bar(skill=skill, begun=at, ended=last) for skill, at in under_way.items()]
 
 
 def _moment(line: Mapping[str, Any]) -> datetime:
@@ -186,22 +186,23 @@ def graph_picture(graph_paths: GraphPaths, rows: Sequence[SkillRow], ending: str
 
     ConfigError if nothing has trained yet.
     """
-    trained = spells(read_lines(graph_paths.events))
+    trained = bars(read_lines(graph_paths.events))
     if not trained:
         raise ConfigError(f"nothing in {graph_paths.root} has trained yet; plot it later")
-    names = list(dict.fromkeys(spell.skill for spell in trained))
+    names = list(dict.fromkeys(bar.skill for bar in trained))
     by_name = {row.skill: row for row in rows}
     figure, axes = _figure(1, (9.0, 0.9 + 0.32 * len(names)))
     for place, name in enumerate(names):
         row = by_name.get(name)
         status = row.status if row else ""
         colour = _OF_STATUS.get(status, _OTHER)
-        own = [spell for spell in trained if spell.skill == name]
-        for spell in own:
-            width = max(spell.ended - spell.begun, 0.02)
-            axes.barh(place, width, 0.8, spell.begun, color=colour, alpha=0.25)
+        own = [bar for bar in trained if bar.skill == name]
+        for bar in own:
+            width = max(bar.ended - bar.begun, 0.02)
+            axes.barh(place, width, 0.8, bar.begun, color=colour, alpha=0.25)
         if row is not None and row.success_rate is not None:
-            curve = read_curve(newest_metrics(graph_paths, row))
+            path = newest_metrics(graph_paths, row)
+            curve = read_curve(path) if path else ()
             minutes, success = _over_minutes(curve, own)
             floor = place + 0.4
             tops = [floor - 0.8 * share for share in success]
@@ -215,30 +216,30 @@ def graph_picture(graph_paths: GraphPaths, rows: Sequence[SkillRow], ending: str
     return _saved(figure, ending)
 
 
-def newest_metrics(graph_paths: GraphPaths, row: SkillRow) -> Path:
-    """The figures of a skill's newest run, in its folder or in the archive; may not exist."""
+def newest_metrics(graph_paths: GraphPaths, row: SkillRow) -> Path | None:
+    """The figures of a skill's newest run, in its folder or in the archive; None if it has none."""
     if row.expert is None:
-        return graph_paths.root / "no run"
+        return None
     run, archive = (
         place(row.expert, row.skill).metrics for place in (graph_paths.run, graph_paths.archive)
     )
     return run if run.exists() else archive
 
 
-def _over_minutes(curve: Curve, own: Sequence[Spell]) -> tuple[list[float], list[float]]:
+def _over_minutes(curve: Curve, own: Sequence[Bar]) -> tuple[list[float], list[float]]:
     """Minutes of the graph and the success at them, of a skill's newest run.
 
     A run's seconds are those of training alone; they are laid backwards from the end of its last
-    spell, over earlier ones where it went on after a stop.
+    bar, over earlier ones where it went on after a stop.
     """
     placed: list[tuple[float, float]] = []
     for point in reversed(curve):
         left = (curve[-1].seconds - point.seconds) / 60
-        for spell in reversed(own):
-            if left <= spell.ended - spell.begun:
-                placed.append((spell.ended - left, point.success))
+        for bar in reversed(own):
+            if left <= bar.ended - bar.begun:
+                placed.append((bar.ended - left, point.success))
                 break
-            left -= spell.ended - spell.begun
+            left -= bar.ended - bar.begun
     minutes, success = zip(*reversed(placed), strict=True) if placed else ((), ())
     return list(minutes), list(success)
 

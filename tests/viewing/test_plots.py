@@ -17,12 +17,12 @@ from flowrl.errors import ConfigError, FileRefusedError
 from flowrl.measures.objectives import CurvePoint
 from flowrl.paths import GraphPaths
 from flowrl.viewing.plots import (
-    Spell,
+    Bar,
     _over_minutes,
+    bars,
     graph_picture,
     read_lines,
     skill_picture,
-    spells,
     step_curves,
 )
 
@@ -92,9 +92,9 @@ def test_a_skill_trains_from_its_start_to_what_follows():
         (5, "A", "running"),
         (9, "B", "completed"),
     )
-    found = [(each.skill, each.begun, each.ended) for each in spells(moves)]
+    found = [(each.skill, each.begun, each.ended) for each in bars(moves)]
     assert found == [("A", 1, 4), ("B", 2, 9), ("A", 5, 9)]
-    assert spells([]) == spells(events_of((0, "A", "waiting"))) == []
+    assert bars([]) == bars(events_of((0, "A", "waiting"))) == []
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -135,20 +135,20 @@ def test_frames_that_are_none_are_refused(frames):
 @pytest.mark.parametrize("line", [{}, {"at": "x"}, {"at": None}, {"at": 3}, {"at": ["2026"]}])
 def test_a_line_of_events_without_its_time_is_refused(line):
     with pytest.raises(FileRefusedError, match=r"a line of events\.jsonl is at"):
-        spells([line])
+        bars([line])
 
 
 def test_lines_of_events_that_are_of_no_skill_are_left_out():
     at = "2026-01-01T00:00:00"
-    assert spells([{"at": at, "skill": ["A"], "status": {}}, {"at": f"{at}Z", "skill": None}]) == []
+    assert bars([{"at": at, "skill": ["A"], "status": {}}, {"at": f"{at}Z", "skill": None}]) == []
 
 
 def test_the_newest_run_is_laid_into_the_last_spells():
     curve = [CurvePoint(frames, 60.0 * frames, 0.1 * frames, 9.0) for frames in range(1, 7)]
-    own = [Spell(skill="A", begun=0, ended=10), Spell(skill="A", begun=100, ended=110)]
+    own = [Bar(skill="A", begun=0, ended=10), Bar(skill="A", begun=100, ended=110)]
     assert _over_minutes(curve, own)[0] == [105, 106, 107, 108, 109, 110]
-    assert _over_minutes(curve, [Spell(skill="A", begun=0, ended=2), own[1]])[0][0] == 105
-    short = [Spell(skill="A", begun=0, ended=4), Spell(skill="A", begun=7, ended=9)]
+    assert _over_minutes(curve, [Bar(skill="A", begun=0, ended=2), own[1]])[0][0] == 105
+    short = [Bar(skill="A", begun=0, ended=4), Bar(skill="A", begun=7, ended=9)]
     assert _over_minutes(curve, short)[0] == [1, 2, 3, 7, 8, 9]
     assert _over_minutes((), own) == ([], [])
 
