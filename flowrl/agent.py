@@ -31,6 +31,7 @@ from flowrl.config import Activation, Steps
 from flowrl.envs.base import StepOutput
 from flowrl.envs.skill_module import TaskModule, load_module, open_modules
 from flowrl.envs.tasks import SkillEnv, WalkState, make_env
+from flowrl.envs.world_digest import world_digest
 from flowrl.errors import (
     ConfigError,
     ExpertCorruptError,
@@ -42,6 +43,7 @@ from flowrl.errors import (
 from flowrl.experts import checkpoint
 from flowrl.experts.store import ExpertStore
 from flowrl.games.base import env_sizes, find_game
+from flowrl.measures.episodes import RecordedEpisode
 from flowrl.networks import dispatch
 from flowrl.networks.grouped import Packed, pack
 from flowrl.networks.moe import stack_experts
@@ -63,7 +65,9 @@ from flowrl.storage import records
 from flowrl.storage.records import Natural, Positive, Word
 
 _AGAIN = "export the agent again"
-_Walk = tuple[Callable[..., Any], Callable[..., Any]]  # begin in a world of a key; act once
+# Begin in a world of a key; act once; take a recorded action.
+_Walk = tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]
+_Acted = tuple[WalkState, Any, Any, StepOutput]  # with the observation and the action before it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,20 +238,55 @@ class Agent:
           GraphError: the agent has no such skill.
           ConfigError: the seed is no whole number of 64 bits, or the game draws no pictures.
         """
-        return self._play(self._expert(skill), seed, self._draw if frames else None)
-
-    def _play(
-        self, expert: ExportedExpert, seed: int, draw: Callable[[Any], Any] | None
-    ) -> Iterator[AgentStep]:
-        if expert.index not in self._walks:
-            self._walks[expert.index] = self._walk(expert)
-        begin, act = self._walks[expert.index]
-        module, causes = self.modules[expert.index], find_game(self.record.env_name).causes
+        expert = self._expert(skill)
         world_key, key = jax.random.split(jax.random.key(seed))
+        _, act, _ = self._programs(expert)
+
+        def acts(state: WalkState) -> _Acted:
+            nonlocal key
+            key, now = jax.random.split(key)
+            return act(now, state)
+
+        return self._steps(expert, world_key, acts, self._draw if frames else None)
+
+    def replay(
+        self, skill: str | int, episode: RecordedEpisode, *, frames: bool = False
+    ) -> Iterator[AgentStep]:
+        """Walk a skill's plan as a recorded episode did; with `frames`, draw pictures as `play`.
+
+        Raises:
+          GraphError: the agent has no such skill.
+          FileRefusedError: a timestep is not as it was recorded; says which.
+        """
+        expert, length, taken = self._expert(skill), len(episode.actions), 0
+        _, _, repeat = self._programs(expert)
+
+        def acts(state: WalkState) -> _Acted:
+            nonlocal taken
+            now, taken = min(taken, length - 1), taken + 1
+            key = jax.random.wrap_key_data(jnp.asarray(episode.step_keys[now]))
+            digest, acted = repeat(key, state, np.int32(episode.actions[now]))
+            same = taken <= length and digest == episode.digests[now]
+            _check_replay(episode, taken, bool(same and acted[3].reward == episode.rewards[now]))
+            return acted
+
+        world_key = jax.random.wrap_key_data(jnp.asarray(episode.world_key))
+        yield from self._steps(expert, world_key, acts, self._draw if frames else None)
+        _check_replay(episode, taken, taken == length)
+
+    def _steps(
+        self,
+        expert: ExportedExpert,
+        world_key: jax.Array,
+        acts: Callable[[WalkState], _Acted],
+        draw: Callable[[Any], Any] | None,
+    ) -> Iterator[AgentStep]:
+        """Each timestep of an episode in the world of a key."""
+        begin, _, _ = self._programs(expert)
+        module, causes = self.modules[expert.index], find_game(self.record.env_name).causes
         state, done = begin(world_key), False
         while not done:
-            key, now = jax.random.split(key)
-            state, observation, action, output = act(now, state)
+            state, observation, action, output = acts(state)
             done = bool(output.done)
             yield AgentStep(
                 observation=np.asarray(observation),
@@ -270,6 +309,11 @@ class Agent:
             raise ConfigError(f"the game {game.name} draws no pictures; leave frames out")
         return game.renderer()
 
+    def _programs(self, expert: ExportedExpert) -> _Walk:
+        if expert.index not in self._walks:
+            self._walks[expert.index] = self._walk(expert)
+        return self._walks[expert.index]
+
     def _walk(self, expert: ExportedExpert) -> _Walk:
         """The programs of a skill, which are compiled when they are first called."""
         module = self.modules[expert.index]
@@ -283,7 +327,8 @@ class Agent:
         use_compile_cache(None)
         packed = pack(stack_experts([self.params[index] for index in module.experts]))
         begin = jax.jit(lambda key: env.begin_in(env.new_world(key)))
-        return begin, partial(jax.jit(partial(_act, env, self.record.activation)), packed)
+        act = partial(jax.jit(partial(_act, env, self.record.activation)), packed)
+        return begin, act, jax.jit(partial(_repeat, env))
 
     def _expert(self, skill: str | int) -> ExportedExpert:
         wanted = str(skill).strip().casefold()
@@ -312,6 +357,21 @@ def _act(  # noqa: PLR0917 — jitted: its arguments are data
     action = jax.random.categorical(action_key, logits[0]).astype(jnp.int32)
     state, output = env.advance(step_key, state, action)
     return state, observation, action, output
+
+
+def _repeat(
+    env: SkillEnv, key: jax.Array, state: WalkState, action: jax.Array
+) -> tuple[jax.Array, _Acted]:
+    """Take a recorded action; returns the digest of the state before it, too."""
+    digest, (observation, state) = world_digest(state.world, state.task), env.observe(state)
+    state, output = env.advance(key, state, action)
+    return digest, (state, observation, action, output)
+
+
+def _check_replay(episode: RecordedEpisode, timestep: int, same: bool) -> None:
+    if not same:
+        what = f"recorded episode {episode.number} departs from its record at timestep {timestep}"
+        raise FileRefusedError(f"{what}: other software or hardware; record it again")
 
 
 def _write_expert(

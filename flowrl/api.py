@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from flowrl import config as configs
+from flowrl import storage
 from flowrl.arguments import Count, Seed, arguments, closest_flag
 from flowrl.calls import by_annotation, value_given
 from flowrl.config import BottomUpConfig, Sandbox
@@ -21,11 +22,13 @@ from flowrl.errors import ConfigError
 from flowrl.experts.store import ExpertStore
 from flowrl.launchers.confined import confined_run
 from flowrl.measures.causes import EvaluationReport
+from flowrl.measures.episodes import decode_episodes, episodes_file
 from flowrl.parallel.training import train_graph
 from flowrl.paths import GraphPaths, existing_graph, graph_or_sweep
 from flowrl.reports.status import SkillRow, read_rows, training_screen
 from flowrl.runs import read_run
 from flowrl.storage import records
+from flowrl.storage.records import Natural
 
 EPISODES = 256
 SEED = 1_000_003  # of worlds that no training has seen
@@ -75,15 +78,26 @@ def status(graph: str | Path) -> list[SkillRow]:
 
 
 @by_annotation("flowrl.evaluate")
-def evaluate(
+def evaluate(  # noqa: PLR0913 — the flags of its command
     graph: str | Path,
     skill: str | int,
     *,
     episodes: Count = EPISODES,
     seed: Seed = SEED,
+    record: Natural = 0,
+    record_failures: Natural = 0,
     sandbox: Sandbox = "auto",
 ) -> EvaluationReport:
     """Play a skill's plan in fresh worlds, as `flowrl evaluate`, in a confined process.
+
+    Args:
+      graph: its folder.
+      skill: its name, or its expert number.
+      episodes: how many to play, each in a world of its own.
+      seed: of the worlds and actions.
+      record: how many episodes episodes.npz beside the expert records.
+      record_failures: how many more of those that fail.
+      sandbox: confine the process by bubblewrap; auto: if it is there.
 
     Raises:
       ExpertMissingError: no such skill is merged; says which are.
@@ -92,10 +106,19 @@ def evaluate(
     graph_paths = existing_graph(Path(graph).absolute())
     skill = str(skill)  # an expert's number, too
     run = read_run(ExpertStore(graph_paths).archive_of(skill))
-    order = PlayOrder(graph_path=graph_paths.root, skill=skill, episodes=episodes, seed=seed)
-    return records.from_json(
-        EvaluationReport, json.loads(confined_run(order, graph_paths, run, how=sandbox))
+    order = PlayOrder(
+        graph_path=graph_paths.root,
+        skill=skill,
+        episodes=episodes,
+        seed=seed,
+        record=record,
+        record_failures=record_failures,
     )
+    said, _, recorded = confined_run(order, graph_paths, run, how=sandbox).partition(b"\n")
+    if record or record_failures:
+        decode_episodes(recorded, "what the evaluation recorded")
+        storage.write_atomic(episodes_file(graph_paths, run), recorded)
+    return records.from_json(EvaluationReport, json.loads(said))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,14 +129,24 @@ class PlayOrder:
     skill: str
     episodes: int
     seed: int
+    record: int
+    record_failures: int
 
     def work(self) -> int:
-        """Play in this process and print the report as JSON."""
-        from flowrl.evaluation import evaluate
+        """Play in this process; print the report as JSON on a line, and after it episodes.npz."""
+        from flowrl.evaluation import evaluate, evaluate_recorded
 
-        graph_paths = GraphPaths(self.graph_path)
-        report = evaluate(graph_paths, self.skill, episodes=self.episodes, seed=self.seed)
-        sys.stdout.write(json.dumps(asdict(report)))
+        asked = GraphPaths(self.graph_path), self.skill
+        limits = {"episodes": self.episodes, "seed": self.seed}
+        recorded = b""
+        if self.record or self.record_failures:
+            report, episodes = evaluate_recorded(
+                *asked, **limits, first=self.record, failed=self.record_failures
+            )
+            recorded = episodes.encode()
+        else:
+            report = evaluate(*asked, **limits)
+        sys.stdout.buffer.write(json.dumps(asdict(report)).encode() + b"\n" + recorded)
         return 0
 
 

@@ -14,10 +14,11 @@ import numpy as np
 
 from flowrl import config as configs
 from flowrl.config import PPOConfig
-from flowrl.envs.base import claims_of, count_steps, is_clipped
+from flowrl.envs.base import StepOutput, claims_of, count_steps, is_clipped
 from flowrl.envs.skill_module import TaskModule, open_module
 from flowrl.envs.tasks import WalkState, check_gains, step_ends
 from flowrl.envs.vector import BatchedEnv, BatchedState
+from flowrl.envs.world_digest import world_digest
 from flowrl.errors import ConfigError, ExpertMissingError
 from flowrl.experts import checkpoint
 from flowrl.experts.merge import wilson
@@ -25,6 +26,7 @@ from flowrl.experts.store import ExpertStore
 from flowrl.games.base import WorldStep
 from flowrl.judging.judge import RECORDED, Recording
 from flowrl.measures.causes import EvaluationReport, StepRate
+from flowrl.measures.episodes import EpisodesOrigin, RecordedEpisodes
 from flowrl.networks import dispatch
 from flowrl.networks.grouped import pack
 from flowrl.networks.moe import stack_experts
@@ -54,6 +56,7 @@ class Tally(NamedTuple):
     truncated: Any  # bool[B]; the time limit ended it
     counts: Any  # int32[1, tasks, …]; what came of the tasks of all environments
     seen: Any = None  # what `watch` returned, leaves [T, B]; None while playing
+    world_keys: Any = None  # uint32[B, …]: of the worlds; None while playing, and without `watch`
 
     @property
     def died(self) -> Any:
@@ -61,8 +64,24 @@ class Tally(NamedTuple):
         return ~(self.truncated | self.success[:, -1])
 
 
-# The environments, their state before a timestep, logits [B, actions], values [B] → leaves [B].
-Watch = Callable[[BatchedEnv, BatchedState, jax.Array, jax.Array], Any]
+class PlayedTimestep(NamedTuple):
+    """One timestep of B environments."""
+
+    state: BatchedState
+    """Before the timestep."""
+    logits: jax.Array
+    """f32[B, actions]"""
+    values: jax.Array
+    """f32[B]"""
+    key: jax.Array
+    """The key that `BatchedEnv.step` took."""
+    actions: jax.Array
+    """int32[B]"""
+    output: StepOutput
+    """Leaves [B]."""
+
+
+Watch = Callable[[BatchedEnv, PlayedTimestep], Any]  # → leaves [B]
 Play = Callable[[Any, jax.Array, int], Tally]
 register_results(Tally)
 
@@ -78,6 +97,46 @@ def evaluate(graph_paths: GraphPaths, skill: str, *, episodes: int, seed: int) -
     store = ExpertStore(graph_paths)
     played = _play(store, skill, episodes=episodes, seed=seed)
     return _report(graph_paths.root, store.manifest().generation, played)
+
+
+def evaluate_recorded(
+    graph_paths: GraphPaths, skill: str, *, episodes: int, seed: int, first: int, failed: int
+) -> tuple[EvaluationReport, RecordedEpisodes]:
+    """Evaluate, and record the `first` episodes and the first `failed` ones that fail.
+
+    Raises as `evaluate`.
+    """
+    store = ExpertStore(graph_paths)
+    played = _play(store, skill, episodes=episodes, seed=seed, watch=_recorded)
+    report = _report(graph_paths.root, store.manifest().generation, played)
+    run, _, tallies = played
+    origin = EpisodesOrigin.of(run, generation=report.generation, seed=seed)
+    chosen = _chosen(np.concatenate([tally.success[:, -1] for tally in tallies]), first, failed)
+    return report, RecordedEpisodes(origin=origin, columns=_columns(tallies, chosen))
+
+
+def _chosen(success: np.ndarray, first: int, failed: int) -> list[int]:
+    """Numbers of the first episodes and of the first that failed, in order, from 0."""
+    return sorted({*range(min(first, len(success))), *np.flatnonzero(~success)[:failed].tolist()})
+
+
+def _columns(tallies: Sequence[Tally], chosen: Sequence[int]) -> dict[str, np.ndarray]:
+    """The arrays of `RecordedEpisodes`, of these episodes."""
+    episodes = [divmod(number, ROWS) for number in chosen]
+    ends = [tallies[block].length[row] for block, row in episodes]
+    timesteps = {
+        name: [
+            tallies[block].seen[name][:end, row]
+            for (block, row), end in zip(episodes, ends, strict=True)
+        ]
+        for name in tallies[0].seen
+    }
+    return {
+        "lengths": np.array(ends, np.int32),
+        "success": np.array([tallies[block].success[row, -1] for block, row in episodes]),
+        "world_keys": np.stack([tallies[block].world_keys[row] for block, row in episodes]),
+        **{name: np.concatenate(parts) for name, parts in timesteps.items()},
+    }
 
 
 def evaluate_runs(
@@ -97,7 +156,8 @@ def _report(
     place: Path, generation: int, played: tuple[TrainingRun, TaskModule, list[Tally]]
 ) -> EvaluationReport:
     run, module, tallies = played
-    tally = jax.tree.map(lambda *leaves: np.concatenate(leaves), *tallies)
+    counted = (each._replace(seen=None, world_keys=None) for each in tallies)
+    tally = jax.tree.map(lambda *leaves: np.concatenate(leaves), *counted)
     successes, episodes = tally.success.sum(axis=0).tolist(), len(tally.length)
     counts = tally.counts.sum(axis=0)
     check_gains(module.tasks, claims_of(counts))
@@ -121,7 +181,10 @@ def record(graph_paths: GraphPaths, skill: str, *, episodes: int, seed: int) -> 
         ExpertStore(graph_paths), skill, episodes=episodes, seed=seed, watch=_watched
     )
     names = tuple(sorted(tallies[0].seen))
-    blocks = [np.stack([tally.seen[name] for name in names], axis=-1) for tally in tallies]
+    blocks = [
+        np.stack([_first_timesteps(tally.seen[name]) for name in names], axis=-1)
+        for tally in tallies
+    ]
     return Recording(
         skill=run.skill,
         names=names,
@@ -192,8 +255,8 @@ def player(
     It takes parameters with leaves `[E, …]`, a random key and a number B ≤ ROWS of environments,
     and returns a Tally of NumPy arrays `[B, …]`. Its programs are the same for every plan of
     library skills. The environments' stock has ROWS worlds: only their first episode counts.
-    `watch` is called before each timestep; the tally has what it returned in the first
-    RECORDED timesteps, also after an environment's first episode.
+    `watch` is called after each timestep; the tally has what it returned, also after an
+    environment's first episode.
     """
     pad = padding(env.num_experts)
     key = {
@@ -220,27 +283,42 @@ def player(
         tally, chunks = _tally(env, state, count), []
         while not np.asarray(tally.over).all():
             (obs, state, key, tally), seen = chunk(packed, (obs, state, key, tally))
-            if len(chunks) * _CHUNK < RECORDED:
-                chunks.append(jax.tree.map(lambda leaf: np.asarray(leaf)[:, :count], seen))
+            chunks.append(jax.tree.map(lambda leaf: np.asarray(leaf)[:, :count], seen))
         episodes = jax.tree.map(lambda leaf: np.asarray(leaf)[:count], tally)
         shown = slice(env.num_tasks)
         episodes = episodes._replace(
             success=episodes.success[:, shown], counts=episodes.counts[:, shown]
         )
-        return episodes._replace(seen=_first_timesteps(chunks) if watch else None)
+        if watch is None:
+            return episodes
+        return episodes._replace(
+            seen=jax.tree.map(lambda *leaves: np.concatenate(leaves), *chunks),
+            world_keys=np.asarray(jax.random.key_data(env.world_keys(reset_key, count))),
+        )
 
     return play
 
 
-def _watched(
-    env: BatchedEnv, state: BatchedState, logits: jax.Array, values: jax.Array
-) -> dict[str, jax.Array]:
+def _recorded(env: BatchedEnv, timestep: PlayedTimestep) -> dict[str, jax.Array]:
+    """Columns of `RecordedEpisodes`, [B, …], by which a timestep is replayed and compared."""
+    walk = timestep.state.walk
+    keys = env.step_keys(timestep.key, len(timestep.actions))
+    return {
+        "actions": timestep.actions.astype(jnp.int16),
+        "steps": walk.task.astype(jnp.int16),
+        "step_keys": jax.random.key_data(keys),
+        "rewards": timestep.output.reward,
+        "digests": jax.vmap(world_digest)(walk.world, walk.task),
+    }
+
+
+def _watched(env: BatchedEnv, timestep: PlayedTimestep) -> dict[str, jax.Array]:
     """Return a judge's view of B environments before a timestep, by name, each f32[B].
 
     These are the plan's step, the episode's return so far, the expert's value and entropy, and
     the game's features of at most 32 numbers, without those that tell that a step is done.
     """
-    walk, engine = state.walk, env.env.engine
+    walk, engine = timestep.state.walk, env.env.engine
     zero = jnp.zeros((), jnp.float32)
 
     def features(walk: WalkState) -> dict[str, Any]:
@@ -248,8 +326,8 @@ def _watched(
         names = [name for name in env.env.game.features if not _NOT_RECORDED.fullmatch(name)]
         return engine.features(names, given)
 
-    chances = jax.nn.log_softmax(logits)
-    view = {"plan_step": walk.task, "return": walk.total, "value": values}
+    chances = jax.nn.log_softmax(timestep.logits)
+    view = {"plan_step": walk.task, "return": walk.total, "value": timestep.values}
     view["entropy"] = -(jnp.exp(chances) * chances).sum(-1)
     for path, leaf in jax.tree_util.tree_leaves_with_path(jax.vmap(features)(walk)):
         columns = leaf.reshape(leaf.shape[0], -1)
@@ -259,14 +337,10 @@ def _watched(
     return {name: value.astype(jnp.float32) for name, value in view.items()}
 
 
-def _first_timesteps(chunks: list[Any]) -> Any:
-    """The first RECORDED timesteps, leaves [RECORDED, B]; zeros after the last one."""
-
-    def joined(*leaves: np.ndarray) -> np.ndarray:
-        whole = np.concatenate(leaves)[:RECORDED]
-        return np.pad(whole, [(0, RECORDED - len(whole)), (0, 0)])
-
-    return jax.tree.map(joined, *chunks)
+def _first_timesteps(rows: np.ndarray) -> np.ndarray:
+    """The first RECORDED timesteps, [RECORDED, B]; zeros after the last one."""
+    first = rows[:RECORDED]
+    return np.pad(first, [(0, RECORDED - len(first)), (0, 0)])
 
 
 def _tally(env: BatchedEnv, state: BatchedState, count: int) -> Tally:
@@ -287,13 +361,14 @@ def _chunk(
     env: BatchedEnv, activation: str, packed: Any, carry: Any, *, watch: Watch | None = None
 ) -> tuple[Any, Any]:
     def act(carry, _):
-        obs, state, key, tally = carry
+        obs, before, key, tally = carry
         key, action_key, step_key = jax.random.split(key, 3)
-        expert = env.current_expert(state)
+        expert = env.current_expert(before)
         logits, values = dispatch.apply(packed, obs, expert, activation=activation)
-        seen = watch(env, state, logits, values) if watch else None
         actions = jax.random.categorical(action_key, logits).astype(jnp.int32)
-        obs, state, output = env.step(step_key, state, actions)
+        obs, state, output = env.step(step_key, before, actions)
+        timestep = PlayedTimestep(before, logits, values, step_key, actions, output)
+        seen = watch(env, timestep) if watch else None
         fresh = ~tally.over
         rows = jax.tree.map(lambda leaf: leaf[None], (output, fresh))
         tally = Tally(

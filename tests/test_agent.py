@@ -223,7 +223,7 @@ def test_a_skill_is_compiled_once(agent, monkeypatch):
         yes = np.ones(1, bool)
         output = SimpleNamespace(done=yes[0], task=0, expert=0, reward=0.0, task_success=yes)
         output.truncated = ~yes[0]
-        return lambda key: None, lambda key, state: (state, np.zeros(3), 1, output)
+        return lambda key: None, lambda key, state: (state, np.zeros(3), 1, output), None
 
     monkeypatch.setattr("flowrl.agent.Agent._walk", walk)
     found = flowrl.load_agent(agent)

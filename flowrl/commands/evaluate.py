@@ -10,7 +10,7 @@ from flowrl.arguments import Count, ReportCommand, Seed, SkillArgument
 from flowrl.config import Sandbox
 from flowrl.measures.causes import EvaluationReport
 from flowrl.runs import StepEnds
-from flowrl.storage.records import Share
+from flowrl.storage.records import Natural, Share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +28,10 @@ class EvaluateCommand(ReportCommand):
     """Episodes to play, each in a world of its own."""
     seed: Seed = SEED
     """Seed of the worlds and actions."""
+    record: Natural = 0
+    """Record so many episodes in episodes.npz beside the expert, for `flowrl play --recorded`."""
+    record_failures: Natural = 0
+    """Record so many of the episodes that fail, too."""
     at_least: Share = 0.0
     """Exit with 1 when less than this share of the episodes completes the plan."""
     sandbox: Sandbox = "auto"
@@ -40,6 +44,8 @@ class EvaluateCommand(ReportCommand):
             self.skill,
             episodes=self.episodes,
             seed=self.seed,
+            record=self.record,
+            record_failures=self.record_failures,
             sandbox=self.sandbox,
         )
         console.print_report(asdict(report), _lines(report), as_json=self.json)

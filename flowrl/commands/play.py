@@ -6,7 +6,7 @@ import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
@@ -16,6 +16,7 @@ from flowrl.config import Sandbox
 from flowrl.errors import ConfigError
 from flowrl.experts.store import ExpertStore
 from flowrl.launchers.confined import confined_run
+from flowrl.measures.episodes import read_episodes
 from flowrl.output import check_output
 from flowrl.paths import AGENT_JSON, GraphPaths, existing_graph
 from flowrl.runs import read_run
@@ -47,6 +48,8 @@ class PlayCommand(GraphCommand):
     """Seed of the first episode; each next one has the next."""
     fps: Annotated[int, records.within(1, 50)] = 10
     """Timesteps that are shown in a second, at most 50."""
+    recorded: bool = False
+    """Replay the episodes that `flowrl evaluate --record` has recorded of a graph's skill."""
     trust_skills: bool = False
     """Also run code of an exported agent that the syntax check refuses, if exported as trusted."""
     sandbox: Sandbox = "auto"
@@ -65,6 +68,7 @@ class PlayCommand(GraphCommand):
             episodes=self.episodes,
             seed=self.seed,
             failures=self.failures,
+            recorded=self.recorded,
             trust_skills=self.trust_skills,
         )
         played = _film(order, sandbox=self.sandbox)
@@ -89,16 +93,22 @@ class PictureOrder:
     episodes: int
     seed: int
     failures: bool
+    recorded: bool
     trust_skills: bool
 
     def work(self) -> int:
         """Play in this process, and write the pictures to standard output."""
-        from flowrl.viewing.pictures import open_agent, pictures
+        from flowrl.viewing.pictures import open_agent, pictures, recorded_pictures
 
         agent = open_agent(self.place, self.skill, trust_skills=self.trust_skills)
-        drawn = pictures(
-            agent, self.skill, episodes=self.episodes, seed=self.seed, failures=self.failures
-        )
+        asked: dict[str, Any] = {"episodes": self.episodes, "failures": self.failures}
+        if self.recorded:
+            graph_paths = GraphPaths(self.place)
+            run = read_run(ExpertStore(graph_paths).archive_of(self.skill))
+            episodes = read_episodes(graph_paths, run)
+            drawn = recorded_pictures(agent, self.skill, episodes, **asked)
+        else:
+            drawn = pictures(agent, self.skill, seed=self.seed, **asked)
         sys.stdout.buffer.write(drawn)
         return 0
 
@@ -115,4 +125,8 @@ def _film(order: PictureOrder, *, sandbox: Sandbox) -> Film:
     if not (order.place / AGENT_JSON).is_file():
         graph_paths = existing_graph(order.place)
         run = read_run(ExpertStore(graph_paths).archive_of(order.skill))
+        if order.recorded:
+            read_episodes(graph_paths, run)  # before anything is compiled
+    elif order.recorded:
+        raise ConfigError(f"{order.place} is an exported agent, whose episodes are not recorded")
     return film_of(confined_run(order, graph_paths, run, how=sandbox))

@@ -143,12 +143,21 @@ class BatchedEnv:
         self, key: jax.Array, state: BatchedState, actions: jax.Array
     ) -> tuple[jax.Array, BatchedState, StepOutput]:
         """Take int32[B] actions; observations and state are those after resets."""
-        step_key, reset_key = jax.random.split(key)
-        keys = jax.random.split(step_key, actions.shape[0])
+        _, reset_key = jax.random.split(key)
+        keys = self.step_keys(key, actions.shape[0])
         walk, output = jax.vmap(self.env.advance)(keys, state.walk, actions)
         state = self._begin_again(reset_key, BatchedState(walk, state.store), output.done)
         obs, walk = jax.vmap(self.env.observe)(state.walk)
         return obs, BatchedState(walk, state.store), output
+
+    def step_keys(self, key: jax.Array, num_envs: int) -> jax.Array:
+        """The key of each environment's timestep in a `step` with this key, keys[B]."""
+        return jax.random.split(jax.random.split(key)[0], num_envs)
+
+    def world_keys(self, key: jax.Array, num_envs: int) -> jax.Array:
+        """The key of each first world after a `reset` with this key, keys[B]."""
+        batches = (_batch_keys(key, np.int32(n)) for n in range(-(-num_envs // BATCH)))
+        return jnp.concatenate([*batches])[:num_envs]
 
     def current_expert(self, state: BatchedState) -> jax.Array:
         """int32[B]: local index of the expert that acts next in each environment."""
@@ -214,8 +223,7 @@ class BatchedEnv:
         return worlds, np.zeros(num_envs, np.int32), self.env.plan
 
     def _generate_batch(self, key: jax.Array, number: jax.Array) -> Any:
-        keys = jax.random.split(jax.random.fold_in(key, number), BATCH)
-        return jax.vmap(self.env.new_world)(keys)
+        return jax.vmap(self.env.new_world)(_batch_keys(key, number))
 
     def _empty(self, count: int) -> Any:
         """`count` worlds of zeros."""
@@ -227,6 +235,11 @@ class BatchedEnv:
     def _world_like(self) -> Any:
         """Shapes and types of a world; to ask for them is to trace its generation."""
         return jax.eval_shape(self.env.new_world, jax.eval_shape(jax.random.key, 0))
+
+
+def _batch_keys(key: jax.Array, number: Any) -> jax.Array:
+    """The keys of a batch of worlds, by its number, keys[BATCH]."""
+    return jax.random.split(jax.random.fold_in(key, number), BATCH)
 
 
 def _key_and_number() -> tuple[Any, Any]:

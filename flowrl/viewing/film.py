@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib.util
 import io
 import time
-import zipfile
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,14 +15,11 @@ from PIL import Image, ImageDraw, ImageFont
 
 from flowrl.errors import ConfigError, FileRefusedError
 from flowrl.paths import printable
+from flowrl.storage import arrays
 
 ENDINGS = (".mp4", ".gif")
 _WIDTHS = {".mp4": 640, ".gif": 320}  # pixels at most, of a picture that is enlarged
 _ARRAYS = ("frames", "captions", "holds")
-_UNREADABLE = (
-    *(ValueError, KeyError, IndexError, TypeError, AttributeError, EOFError, OSError),
-    *(MemoryError, NotImplementedError, zipfile.BadZipFile, zlib.error),
-)
 _LARGEST = 4096  # pixels of a picture, each way
 _LONGEST = 10.0  # seconds that a picture may stay longer
 _COLOURS = 64  # of a gif
@@ -45,13 +40,9 @@ class Film:
 
 def film_of(content: bytes) -> Film:
     """The film that `PictureOrder.work` printed; FileRefusedError if it is none."""
-    try:
-        arrays = np.load(io.BytesIO(content), allow_pickle=False)
-        frames, captions, holds = (np.asarray(arrays[name]) for name in _ARRAYS)
-        good = _is_film(frames, captions, holds)
-    except _UNREADABLE as error:
-        raise FileRefusedError(f"the pictures cannot be read: {error}; try again") from error
-    if not good:
+    columns = arrays.read(content, _ARRAYS, place="the pictures", remedy="try again")
+    frames, captions, holds = (columns[name] for name in _ARRAYS)
+    if not _is_film(frames, captions, holds):
         raise FileRefusedError("the pictures are not those of an episode; try again")
     said = tuple(printable(str(caption)) for caption in captions)
     return Film(frames=frames, captions=said, holds=tuple(map(float, holds)))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
-from itertools import chain, groupby, islice
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,15 @@ import numpy as np
 
 from flowrl.agent import Agent, AgentRecord, AgentStep, ExportedExpert, load_agent
 from flowrl.envs.skill_module import open_module
-from flowrl.errors import GraphError
+from flowrl.errors import ConfigError, GraphError
 from flowrl.evaluation import load_experts
 from flowrl.experts.store import ExpertStore
+from flowrl.measures.episodes import RecordedEpisodes
 from flowrl.paths import AGENT_JSON, GraphPaths
 from flowrl.runs import check_module, read_run
 
 _TRIED = 32  # episodes played for each failure that is looked for
+_MOST = 5000  # pictures of a film: they are held in memory
 _HANDED_ON = 0.5  # seconds that the last picture of a step stays longer
 _LAST = 1.5  # and that of an episode
 
@@ -27,7 +29,8 @@ _LAST = 1.5  # and that of an episode
 def pictures(agent: Agent, skill: str, *, episodes: int, seed: int, failures: bool) -> bytes:
     """Play episodes of a skill; pictures, captions and seconds to hold them as npz.
 
-    With `failures` only episodes that fail count. Raises GraphError if too few do.
+    With `failures` only episodes that fail count. Raises GraphError if too few do, and ConfigError
+    if there are more pictures than a film may have.
     """
     most = _TRIED * episodes if failures else episodes
     seeds = range(seed, seed + most)
@@ -36,10 +39,34 @@ def pictures(agent: Agent, skill: str, *, episodes: int, seed: int, failures: bo
     if len(shown) < episodes:
         problem = f"only {len(shown)} of {most} episodes of {skill} fail"
         raise GraphError(f"{problem}; ask for fewer --episodes, or leave --failures out")
-    length = len(agent.plan(skill))
-    played = (list(agent.play(skill, seed=n, frames=True)) for n in shown)
-    lines = (_shown(number, steps, length) for number, steps in enumerate(played, 1))
-    captions, frames, holds = zip(*chain.from_iterable(lines), strict=True)
+    return _drawn(agent, skill, (agent.play(skill, seed=n, frames=True) for n in shown))
+
+
+def recorded_pictures(
+    agent: Agent, skill: str, recorded: RecordedEpisodes, *, episodes: int, failures: bool
+) -> bytes:
+    """Replay recorded episodes of a skill, at most so many, those that fail if `failures`.
+
+    Returns as `pictures`; raises GraphError if none is recorded.
+    """
+    wanted = [episode for episode in recorded if not (failures and episode.success)]
+    if not wanted:
+        problem = f"no failure of {skill} is recorded"
+        raise GraphError(f"{problem}; use flowrl evaluate --record_failures {episodes}")
+    replays = (agent.replay(skill, episode, frames=True) for episode in wanted[:episodes])
+    return _drawn(agent, skill, replays)
+
+
+def _drawn(agent: Agent, skill: str, played: Iterable[Iterator[AgentStep]]) -> bytes:
+    """The pictures of episodes as npz."""
+    length, shown = len(agent.plan(skill)), []
+    for number, timesteps in enumerate(played, 1):
+        steps = list(islice(timesteps, _MOST + 1 - len(shown)))
+        shown += _shown(number, steps, length)
+        if len(shown) > _MOST:
+            problem = f"{number} episodes of {skill} have over {_MOST:,} timesteps"
+            raise ConfigError(f"{problem}, more than a film holds; ask for fewer --episodes")
+    captions, frames, holds = zip(*shown, strict=True)
     content = io.BytesIO()
     np.savez(content, frames=np.stack(frames), captions=np.array(captions), holds=holds)
     return content.getvalue()

@@ -42,6 +42,36 @@ def installed(folder: Path) -> str:
     return os.pathsep.join(paths).rstrip(os.pathsep)
 
 
+REPLAYS = """
+import sys
+from dataclasses import replace
+from pathlib import Path
+from flowrl.errors import FileRefusedError
+from flowrl.experts.store import ExpertStore
+from flowrl.measures.episodes import read_episodes
+from flowrl.paths import GraphPaths
+from flowrl.runs import read_run
+from flowrl.viewing.pictures import open_agent
+
+graph_paths = GraphPaths(Path(sys.argv[1]))
+run = read_run(ExpertStore(graph_paths).archive_of("Bake Pie"))
+agent = open_agent(graph_paths.root, "Bake Pie", trust_skills=False)
+episodes = [*read_episodes(graph_paths, run)]
+assert len(episodes) == 200
+for episode in episodes:
+    steps = [*agent.replay("Bake Pie", episode)]
+    assert [step.reward for step in steps] == episode.rewards.tolist()
+    assert [step.step for step in steps] == episode.steps.tolist()
+    assert steps[-1].success == episode.success
+digests = episodes[6].digests.copy()
+digests[1] += 1
+try:
+    [*agent.replay("Bake Pie", replace(episodes[6], digests=digests))]
+except FileRefusedError as error:
+    print(error)
+"""
+
+
 @pytest.fixture
 def run(tmp_path):
     """Runs a command of flowrl where the tiny game's package is installed."""
@@ -69,7 +99,7 @@ def test_a_game_of_ones_own_is_checked_trained_and_evaluated(run, tmp_path):
 
     played = run(
         *("-m", "flowrl.cli", "evaluate", graph, "--skill=Bake Pie"),
-        *("--episodes=64", "--at_least=0.5", "--json"),
+        *("--episodes=300", "--at_least=0.5", "--json", "--record=200"),
     )
     assert played.returncode == 0, played.stdout + played.stderr
     assert [step["skill"] for step in json.loads(played.stdout)["steps"]] == [
@@ -81,6 +111,12 @@ def test_a_game_of_ones_own_is_checked_trained_and_evaluated(run, tmp_path):
     assert shown.returncode == 0, shown.stderr
     assert film.read_bytes()[4:8] == b"ftyp"
     assert f"{film}: " in shown.stdout
+
+    repeated = run("-c", REPLAYS, graph)
+    assert repeated.returncode == 0, repeated.stderr
+    assert "recorded episode 7 departs from its record at timestep 2: other" in repeated.stdout
+    shown = run("-m", "flowrl.cli", "play", graph, "Bake Pie", "-o", film, "--recorded")
+    assert shown.returncode == 0, shown.stderr
 
     for words in ((), ("Bake Pie",)):
         picture = tmp_path / "picture.svg"

@@ -15,8 +15,9 @@ from PIL import Image, ImageSequence
 
 from flowrl.agent import Agent, AgentStep
 from flowrl.errors import ConfigError, FileRefusedError, GraphError
+from flowrl.measures.episodes import EpisodesOrigin, RecordedEpisode, RecordedEpisodes
 from flowrl.viewing.film import Film, check_encoder, encoded, film_of, show
-from flowrl.viewing.pictures import _shown, pictures
+from flowrl.viewing.pictures import _shown, pictures, recorded_pictures
 
 av = pytest.importorskip("av", reason="PyAV is not installed: pip install '.[video]'")
 
@@ -194,6 +195,34 @@ class Lucky(Agent):
 
     def play(self, skill: str | int, *, seed: int = 0, frames: bool = False) -> Iterator[AgentStep]:
         return iter(steps_of(0, 1, success=seed % 5 > 0))
+
+    def replay(
+        self, skill: str | int, episode: RecordedEpisode, *, frames: bool = False
+    ) -> Iterator[AgentStep]:
+        return iter(steps_of(0, 1, success=episode.success))
+
+
+def test_recorded_episodes_are_shown_as_far_as_there_are_some(monkeypatch):
+    """The second and the fourth of five fail; a film of more than it holds is refused."""
+    columns = {"lengths": np.ones(5, np.int32), "success": np.arange(5) % 2 == 0}
+    rows = ("world_keys", "actions", "steps", "step_keys", "rewards", "digests")
+    columns |= {name: np.zeros(5, np.int32) for name in rows}
+    origin = EpisodesOrigin(skill="a", env_name="b", module="c", generation=1, seed=2)
+    recorded = RecordedEpisodes(origin=origin, columns=columns)
+
+    def said(episodes: int, **asked: bool) -> list[str]:
+        content = recorded_pictures(Lucky(), "Skill 1", recorded, episodes=episodes, **asked)
+        return [caption.rpartition(": ")[2] for caption in film_of(content).captions[1::2]]
+
+    assert said(3, failures=False) == ["done", "not done", "done"]
+    assert said(9, failures=False) == ["done", "not done"] * 2 + ["done"]
+    assert said(9, failures=True) == ["not done"] * 2
+    monkeypatch.setattr("flowrl.viewing.pictures._MOST", 6)
+    with pytest.raises(ConfigError, match="4 episodes of Skill 1 have over 6 timesteps, more than"):
+        said(9, failures=False)
+    columns["success"][:] = True
+    with pytest.raises(GraphError, match="no failure of Skill 1 is recorded; use flowrl evaluate"):
+        said(9, failures=True)
 
 
 @given(episodes=st.integers(1, 6), seed=st.integers(0, 20))

@@ -1,0 +1,32 @@
+"""Arrays of an npz file that may be hostile; alone, since storage needs no NumPy otherwise."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+import zlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from flowrl.errors import FileRefusedError
+
+_UNREADABLE = (  # RuntimeError: an encrypted member, or a kind of zip that is unknown
+    *(ValueError, KeyError, IndexError, TypeError, AttributeError, EOFError, OSError),
+    *(MemoryError, RuntimeError, zipfile.BadZipFile, zlib.error),
+)
+
+
+def read(content: bytes, names: Sequence[str], *, place: str, remedy: str) -> dict[str, np.ndarray]:
+    """The named arrays of an npz file, none of them packed or pickled.
+
+    FileRefusedError says why they cannot be read.
+    """
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as packed:
+            if any(member.compress_type != zipfile.ZIP_STORED for member in packed.infolist()):
+                raise FileRefusedError(f"{place} is packed, and could be of any size; {remedy}")
+        loaded = np.load(io.BytesIO(content), allow_pickle=False)
+        return {name: np.asarray(loaded[name]) for name in names}
+    except _UNREADABLE as error:
+        raise FileRefusedError(f"{place} cannot be read: {error}; {remedy}") from error
