@@ -399,6 +399,9 @@ class BottomUpConfig(StartConfig):
 
     graph: GraphConfig = GraphConfig()
     schedule: ScheduleConfig = ScheduleConfig()
+    notify: str = ""
+    """Command to run, without a shell, when a skill is completed or has failed, and when the graph
+    has ended. It gets a JSON line on its standard input, and 20 seconds."""
 
 
 def parse(kind: type[Config], argv: Sequence[str] | None, *, prog: str = "flowrl") -> Config:

@@ -361,9 +361,15 @@ def newest_checkpoint(run_paths: RunPaths) -> int:
 
 
 def log_change(path: Path, change: StatusChange, now: datetime) -> None:
-    """Write a change of status to the log and to events.jsonl; no decision depends on either."""
+    """Write a change of status to the log and to events.jsonl; no decision depends on either.
+
+    The beginnings of preparing and merging are in events.jsonl alone.
+    """
     entry, text = change.entry, sentence(change.before, change.entry, now)
-    if not text:
+    phase = isinstance(entry.status, Preparing | Merging) and type(change.before) is not type(
+        entry.status
+    )
+    if not text and not phase:
         return
     data = {
         "at": now.isoformat().replace("+00:00", "Z"),
@@ -375,7 +381,8 @@ def log_change(path: Path, change: StatusChange, now: datetime) -> None:
         "text": text,
     }
     level = logging.WARNING if isinstance(entry.status, Failed) else logging.INFO
-    logger.log(level, "%s %s", entry.skill, text, extra={"change": data})
+    if text:
+        logger.log(level, "%s %s", entry.skill, text, extra={"change": data})
     try:
         storage.append_line(path, json.dumps(data, ensure_ascii=False))
     except OSError as error:

@@ -251,7 +251,7 @@ class SkillScheduler:
         unreported, self._unreported = self._unreported, []
         self._report_ends(unreported)
         while self.disk.ok and self._pending and self.save():
-            received = self._carry_out(self._pending.popleft(), now)
+            received = self._carry_out(self._pending.popleft())
             if received or not self._pending:  # then, start what the callbacks have added
                 self._step(received, now, launching=self.disk.ok)
         self.save()
@@ -355,10 +355,10 @@ class SkillScheduler:
         )
         self._pending.extend(commands)
 
-    def _carry_out(self, command: Command, now: datetime) -> Collection[Event]:
+    def _carry_out(self, command: Command) -> Collection[Event]:
         """Carry out a command; returns what came of it."""
         if isinstance(command, StatusChange):
-            log_change(self.graph_paths.events, command, now)
+            log_change(self.graph_paths.events, command, self._clock())
             self._report_ends([command.entry])
             return ()
         status = self.state.entries[command.request.skill].status

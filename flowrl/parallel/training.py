@@ -22,6 +22,7 @@ from flowrl.experts.store import ExpertStore
 from flowrl.launchers import sandbox
 from flowrl.llm.flow import Flow, skills_towards
 from flowrl.parallel.feeder import Feeder
+from flowrl.parallel.notifying import FAILURE, Notifier
 from flowrl.parallel.recovery import known_skills
 from flowrl.parallel.scaling import NOTICE, Scaling
 from flowrl.parallel.scheduler import SkillScheduler
@@ -90,10 +91,12 @@ class OpenedGraph:
 def train_graph(config: BottomUpConfig, *, screen: Screen) -> int:
     """Train until every skill has ended, or `flowrl stop`; returns the exit code."""
     graph_paths = GraphPaths(config.graph.graph_path)
+    notifier = Notifier(config.notify, graph_paths)
     opened = _open(graph_paths, config)
     devices = opened.devices
     scheduler = open_scheduler(graph_paths, config.schedule, config.launch, devices=devices)
-    with scheduler, screen(graph_paths):  # nothing in the folder has changed before this line
+    # Nothing in the folder has changed before this line.
+    with notifier, scheduler, screen(graph_paths):
         scheduler.when_there_is_room(partial(_set_up, graph_paths, config, opened, scheduler))
         backend = TrainingBackend(
             graph_paths,
@@ -114,8 +117,8 @@ def train_graph(config: BottomUpConfig, *, screen: Screen) -> int:
         feeder = Feeder(flow, opened.sources, scheduler, skills=opened.skills, strict=strict)
         scheduler.set_callbacks(
             backend=backend,
-            on_skill_complete=feeder.on_skill_complete,
-            on_skill_failed=feeder.on_skill_failed,
+            on_skill_complete=partial(_end, scheduler, notifier, feeder.on_skill_complete),
+            on_skill_failed=partial(_end, scheduler, notifier, feeder.on_skill_failed),
             on_add=partial(_add_kept, config, backend, feeder),
             on_retrain=partial(_take_changed, config, backend, feeder),
         )
@@ -126,8 +129,18 @@ def train_graph(config: BottomUpConfig, *, screen: Screen) -> int:
         scheduler.run()
         scheduler.when_there_is_room(feeder.add_blocked_skills)
         code = feeder.exit_code()
+        stopped = scheduler.stopped_on_request
+        notifier.tell("stopped" if stopped else "ended", exit_code=code)
         scheduler.close()  # so that the last screen says how to go on
         return code
+
+
+def _end(
+    scheduler: SkillScheduler, notifier: Notifier, follow: Callable[[str], object], skill: str
+) -> None:
+    """Add the skills that follow from the end of one, then notify the user."""
+    follow(skill)
+    notifier.skill(scheduler.state.entries[skill])
 
 
 def _open(graph_paths: GraphPaths, config: BottomUpConfig) -> OpenedGraph:
@@ -177,7 +190,8 @@ def _set_up(
     recover_graph(graph_paths)
     scheduler.add_skills(known_skills(graph_paths, opened.graph, scheduler.state))
     record_graph(graph_paths, config.ppo)
-    notices.withdraw(graph_paths, NOTICE)  # an earlier start's
+    for earlier in (NOTICE, FAILURE):
+        notices.withdraw(graph_paths, earlier)
     if config.command:
         notices.publish(graph_paths, "command", config.command)
     notices.publish(graph_paths, sandbox.NOTICE, opened.confinement.described)

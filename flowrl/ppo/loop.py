@@ -57,6 +57,7 @@ class UpdateReport:
     rates: Rates
     figures: dict[str, float]
     counts: np.ndarray  # int[tasks, …], since the report before: see `count_steps`
+    ended_episodes: int  # since then
     reached: bool  # whether the success rate ends the run early
     ended: bool  # whether this update is the last one
     stop: int  # exit code to stop with, if some process was asked to; else 0
@@ -124,7 +125,7 @@ def train(  # noqa: PLR0913
       TrainingError: a loss or a parameter is not finite.
     """
     episodes = episodes or EpisodeLog(config.num_envs, env.num_tasks)
-    counts, code = 0, 0
+    counts, over, code = 0, 0, 0
     updates = _updates(
         env, config, programs, learner=learner, counters=counters, trained=trained, stop=stop
     )
@@ -137,8 +138,9 @@ def train(  # noqa: PLR0913
             total=stats.episode_return,
         )
         of_update = np.asarray(stats.counts[: env.num_tasks], np.int64)
-        episodes.count(of_update, ended=int(stats.done.sum()))
-        counts = counts + of_update
+        ended = int(stats.done.sum())
+        episodes.count(of_update, ended=ended)
+        counts, over = counts + of_update, over + ended
         if not whole:
             continue
         rates = episodes.rates()
@@ -150,11 +152,12 @@ def train(  # noqa: PLR0913
             rates=rates,
             figures={name: float(figure) for name, figure in stats.figures.items()},
             counts=np.asarray(counts),
+            ended_episodes=over,
             reached=reached,
             ended=reached or counted.updates >= num_updates(config),
             stop=code,
         )
-        counts = 0
+        counts, over = 0, 0
         if reached:
             return
 

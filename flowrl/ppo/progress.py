@@ -74,6 +74,7 @@ class Reporter:
             total_frames=num_updates(config) * frames_per_update(config),
         )
         self._counts: Any = 0  # since the last line of metrics.jsonl
+        self._ended = 0  # episodes, likewise
         self._show("compiling", Counters(acted=()))
 
     def begin_training(self, counters: Counters) -> None:
@@ -93,11 +94,12 @@ class Reporter:
         share = update.figures.get("clipped_rewards", 0.0)
         self._clipped += round(share * frames_per_update(self._config))
         self._counts = self._counts + update.counts
+        self._ended += update.ended_episodes
         self._show("saving" if last else "training", update.counters, update.rates.step_success)
         if last or now - self._logged_at >= self._config.log_seconds:
             self._logged_at = now
             self._trackers.log(self._figures(update), frames=update.counters.frames)
-            self._counts = 0
+            self._counts, self._ended = 0, 0
 
     def close(self) -> None:
         """Close the trackers."""
@@ -133,6 +135,7 @@ class Reporter:
             "success_rate": rates.success,
             **success,
             **counted,
+            "episodes": self._ended,
             "mean_episode_length": rates.mean_episode_length,
             "mean_episode_return": rates.mean_episode_return,
             "lr": learning_rate(self._config, counters.updates - 1),

@@ -92,8 +92,13 @@ def test_a_game_of_ones_own_is_checked_trained_and_evaluated(run, tmp_path):
     assert [each["games"] for each in json.loads(checked.stdout)] == [["Tiny-v1"], ["Tiny-v1"]]
 
     graph = tmp_path / "graph"
-    trained = run("-m", "flowrl.bottomup_parallel", f"--graph-path={graph}", *FLAGS)
+    told = tmp_path / "told"
+    notify = f"--notify=tee -a {told}"
+    trained = run("-m", "flowrl.bottomup_parallel", f"--graph-path={graph}", *FLAGS, notify)
     assert trained.returncode == 0, trained.stderr
+    lines = [json.loads(line) for line in told.read_text().splitlines()]
+    ends = {("completed", "Pick Berry"), ("completed", "Bake Pie"), ("ended", None)}
+    assert {(line["event"], line.get("skill")) for line in lines} == ends
     module = next((graph / "skills").glob("*_Bake_Pie/*.py")).read_text()
     assert "from tiny_engine import Cell\n\nGAME = 'Tiny-v1'\n" in module
 

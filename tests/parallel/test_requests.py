@@ -97,7 +97,7 @@ def test_a_waiting_skill_that_is_paused_does_not_start(start, world):
     world.end("A")
     scheduler.tick()
     assert words(scheduler) == {"A": "completed", "B": "held"}
-    assert "resume" in scheduler.graph_paths.events.read_text().splitlines()[-2]
+    assert "is held until `flowrl resume`" in scheduler.graph_paths.events.read_text()
     asked(scheduler, Verb.RESUME, "B")
     assert words(scheduler)["B"] == "running"
 

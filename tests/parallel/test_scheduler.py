@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -27,7 +27,7 @@ from flowrl.parallel.status import (
 )
 from tests.commands.making import running
 from tests.parallel.making import make_skill
-from tests.parallel.scheduling import lines, saved, status, words
+from tests.parallel.scheduling import FakeBackend, lines, saved, status, words
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 DATA = {
@@ -206,9 +206,25 @@ def test_every_move_is_one_line_of_the_story(start, world):
     world.end("木を集める")
     scheduler.tick()
     story = [json.loads(line) for line in scheduler.graph_paths.events.read_text().splitlines()]
-    assert [line["status"] for line in story] == ["waiting", "running", "completed"]
-    assert [line["before"] for line in story] == [None, "preparing", "merging"]
+    moves = ["waiting", "preparing", "running", "merging", "completed"]
+    assert [line["status"] for line in story] == moves
+    assert [line["before"] for line in story] == [None, *moves[:-1]]
     assert "is done: expert 0, 90% success in training after 1,000 frames" in story[-1]["text"]
+
+
+def test_the_story_tells_how_long_preparing_takes(start, world, clock, monkeypatch):
+    prepare = FakeBackend.prepare
+
+    def slowly(backend, request):
+        clock.pass_seconds(7)
+        return prepare(backend, request)
+
+    monkeypatch.setattr(FakeBackend, "prepare", slowly)
+    scheduler = start("A")
+    scheduler.tick()
+    story = [json.loads(line) for line in scheduler.graph_paths.events.read_text().splitlines()]
+    begun = {line["status"]: datetime.fromisoformat(line["at"]) for line in story}
+    assert begun["running"] - begun["preparing"] == timedelta(seconds=7)
 
 
 def held(why):

@@ -34,6 +34,7 @@ def update(frames: int, *, ended: bool = False, clipped: float = 0.0) -> UpdateR
         rates=RATES,
         figures={"clipped_rewards": clipped},
         counts=np.full((2, 6), 3),
+        ended_episodes=5,
         reached=False,
         ended=ended,
         stop=0,
@@ -122,3 +123,14 @@ def test_each_line_of_metrics_has_the_speed_up_to_it(tmp_path, now):
     lines = RunPaths(tmp_path, 12).metrics.read_text().splitlines()
     speeds = [json.loads(line)["steps_per_second"] for line in lines]
     assert speeds == pytest.approx([640 / second, 1920 / (2 * second)])
+
+
+def test_a_line_counts_the_episodes_since_the_line_before(tmp_path, now):
+    shown = reporter(tmp_path, log_seconds=1.0)
+    shown.begin_training(Counters(acted=(0, 0)))
+    for seconds in (0.0, 0.3, 0.6, 1.1, 1.2):
+        now[0] = 100.0 + seconds
+        shown.report(update(64, ended=seconds == 1.2))
+    shown.close()
+    lines = RunPaths(tmp_path, 12).metrics.read_text().splitlines()
+    assert [json.loads(line)["episodes"] for line in lines] == [5, 15, 5]
