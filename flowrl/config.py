@@ -43,6 +43,7 @@ Precision = Literal["f32", "bf16"]
 MergePolicyName = Literal["frame_count", "frame_average", "eval_gate"]
 RuleName = Literal["mean", "trimmed_mean", "median", "geometric_median", "krum", "multi_krum"]
 Sandbox = Literal["auto", "bwrap", "none"]
+VideoAfter = Literal["never", "success"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -402,6 +403,8 @@ class BottomUpConfig(StartConfig):
     notify: str = ""
     """Command to run, without a shell, when a skill is completed or has failed, and when the graph
     has ended. It gets a JSON line on its standard input, and 20 seconds."""
+    video_after: VideoAfter = "never"
+    """Film each skill once it is merged, by `flowrl play --keep` at the lowest priority."""
 
 
 def parse(kind: type[Config], argv: Sequence[str] | None, *, prog: str = "flowrl") -> Config:

@@ -505,6 +505,20 @@ def tmux_socket(bench):
     assert found.server.address == ("-L", "mine")
 
 
+@arrives
+def video_after(bench):
+    seen = []
+
+    def filmer(when, _):
+        seen.append(when)
+        raise ConfigError("here")
+
+    bench.monkeypatch.setattr("flowrl.parallel.training.Filmer", filmer)
+    with pytest.raises(ConfigError, match="here"):
+        bottomup_parallel.train(bench.parsed("--launcher=local", "--video_after=success"))
+    assert seen == ["success"]
+
+
 def test_the_environment_chooses_the_library(bench):
     other = f"--graph_path={bench.folder / 'full'}"
     classic, full = bench.handed_out(), bench.handed_out("--env_name=Craftax-Symbolic-v1", other)

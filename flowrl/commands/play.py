@@ -21,7 +21,7 @@ from flowrl.output import check_output
 from flowrl.paths import AGENT_JSON, GraphPaths, existing_graph
 from flowrl.runs import read_run
 from flowrl.storage import records
-from flowrl.viewing.film import ENDINGS, Film, check_encoder, encoded, film_of, show
+from flowrl.viewing.film import ENDINGS, Film, check_encoder, encoded, film_of, kept_name, show
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +33,7 @@ class PlayCommand(GraphCommand):
     Examples:
       flowrl play exp/demo "Make Wood Pickaxe" -o pickaxe.mp4
       flowrl play exp/demo "Collect Coal" --failures -o deaths.gif
+      flowrl play exp/demo "Collect Coal" --recorded --keep
       flowrl play agent "Collect Wood"
     """
 
@@ -40,6 +41,8 @@ class PlayCommand(GraphCommand):
     """The skill's name, or its expert number."""
     output: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None
     """File of the film, .mp4 (extra `video`) or .gif (default: play in the terminal)."""
+    keep: bool = False
+    """Keep the film beside the skill's expert in the graph, where `flowrl serve` shows it."""
     episodes: Count = 4
     """Episodes to show, each in a world of its own."""
     failures: bool = False
@@ -57,9 +60,12 @@ class PlayCommand(GraphCommand):
 
     def __call__(self) -> int:
         """Play in a child process and write or show the film."""
-        if self.output is not None:
-            check_output(self.output, endings=ENDINGS)
-            check_encoder(self.output)
+        output = self.output
+        if self.keep:
+            output = _kept_film(self.graph_path, self.skill, output)
+        elif output is not None:
+            check_output(output, endings=ENDINGS)
+            check_encoder(output)
         elif not sys.stdout.isatty():
             raise ConfigError("standard output is no terminal; name a film with -o play.gif")
         order = PictureOrder(
@@ -72,15 +78,15 @@ class PlayCommand(GraphCommand):
             trust_skills=self.trust_skills,
         )
         played = _film(order, sandbox=self.sandbox)
-        if self.output is None:
+        if output is None:
             columns, rows = shutil.get_terminal_size()
             show(played, sys.stdout, fps=self.fps, columns=columns, rows=rows)
             return 0
-        content = encoded(played, self.output.suffix, fps=self.fps)
-        storage.make_dir(self.output.parent)
-        storage.write_atomic(self.output, content)
+        content = encoded(played, output.suffix, fps=self.fps)
+        storage.make_dir(output.parent)
+        storage.write_atomic(output, content)
         seconds = len(played.frames) / self.fps + sum(played.holds)
-        sys.stdout.write(f"{self.output}: {seconds:.0f} s, {len(content) / 1e6:.1f} MB\n")
+        sys.stdout.write(f"{output}: {seconds:.0f} s, {len(content) / 1e6:.1f} MB\n")
         return 0
 
 
@@ -111,6 +117,18 @@ class PictureOrder:
             drawn = pictures(agent, self.skill, seed=self.seed, **asked)
         sys.stdout.buffer.write(drawn)
         return 0
+
+
+def _kept_film(place: Path, skill: str, output: Path | None) -> Path:
+    """The file of the film that is kept of a graph's skill; mp4 if PyAV is installed, else gif.
+
+    ConfigError if another output is asked for, too; raises as `_film` if there is no such skill.
+    """
+    if output is not None:
+        raise ConfigError(f"--keep writes beside the skill's expert, not to -o {output}; drop one")
+    if (place / AGENT_JSON).is_file():
+        raise ConfigError(f"{place} is an exported agent, which keeps no film; use -o film.gif")
+    return ExpertStore(existing_graph(place)).archive_of(skill).folder / kept_name()
 
 
 def _film(order: PictureOrder, *, sandbox: Sandbox) -> Film:

@@ -8,7 +8,7 @@ flow for the skills that this has made possible.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +22,7 @@ from flowrl.experts.store import ExpertStore
 from flowrl.launchers import sandbox
 from flowrl.llm.flow import Flow, skills_towards
 from flowrl.parallel.feeder import Feeder
+from flowrl.parallel.filming import FILMING, Filmer
 from flowrl.parallel.notifying import FAILURE, Notifier
 from flowrl.parallel.recovery import known_skills
 from flowrl.parallel.scaling import NOTICE, Scaling
@@ -92,11 +93,12 @@ def train_graph(config: BottomUpConfig, *, screen: Screen) -> int:
     """Train until every skill has ended, or `flowrl stop`; returns the exit code."""
     graph_paths = GraphPaths(config.graph.graph_path)
     notifier = Notifier(config.notify, graph_paths)
+    filmer = Filmer(config.video_after, graph_paths)
     opened = _open(graph_paths, config)
     devices = opened.devices
     scheduler = open_scheduler(graph_paths, config.schedule, config.launch, devices=devices)
     # Nothing in the folder has changed before this line.
-    with notifier, scheduler, screen(graph_paths):
+    with notifier, filmer, scheduler, screen(graph_paths):
         scheduler.when_there_is_room(partial(_set_up, graph_paths, config, opened, scheduler))
         backend = TrainingBackend(
             graph_paths,
@@ -117,8 +119,10 @@ def train_graph(config: BottomUpConfig, *, screen: Screen) -> int:
         feeder = Feeder(flow, opened.sources, scheduler, skills=opened.skills, strict=strict)
         scheduler.set_callbacks(
             backend=backend,
-            on_skill_complete=partial(_end, scheduler, notifier, feeder.on_skill_complete),
-            on_skill_failed=partial(_end, scheduler, notifier, feeder.on_skill_failed),
+            on_skill_complete=partial(
+                _end, scheduler, (notifier, filmer), feeder.on_skill_complete
+            ),
+            on_skill_failed=partial(_end, scheduler, (notifier, filmer), feeder.on_skill_failed),
             on_add=partial(_add_kept, config, backend, feeder),
             on_retrain=partial(_take_changed, config, backend, feeder),
         )
@@ -131,16 +135,22 @@ def train_graph(config: BottomUpConfig, *, screen: Screen) -> int:
         code = feeder.exit_code()
         stopped = scheduler.stopped_on_request
         notifier.tell("stopped" if stopped else "ended", exit_code=code)
+        if not stopped:
+            filmer.finish()
         scheduler.close()  # so that the last screen says how to go on
         return code
 
 
 def _end(
-    scheduler: SkillScheduler, notifier: Notifier, follow: Callable[[str], object], skill: str
+    scheduler: SkillScheduler,
+    told: Iterable[Notifier | Filmer],
+    follow: Callable[[str], object],
+    skill: str,
 ) -> None:
-    """Add the skills that follow from the end of one, then notify the user."""
+    """Add the skills that follow from the end of one, then notify the user and film it."""
     follow(skill)
-    notifier.skill(scheduler.state.entries[skill])
+    for each in told:
+        each.skill(scheduler.state.entries[skill])
 
 
 def _open(graph_paths: GraphPaths, config: BottomUpConfig) -> OpenedGraph:
@@ -190,7 +200,7 @@ def _set_up(
     recover_graph(graph_paths)
     scheduler.add_skills(known_skills(graph_paths, opened.graph, scheduler.state))
     record_graph(graph_paths, config.ppo)
-    for earlier in (NOTICE, FAILURE):
+    for earlier in (NOTICE, FAILURE, FILMING):
         notices.withdraw(graph_paths, earlier)
     if config.command:
         notices.publish(graph_paths, "command", config.command)

@@ -65,6 +65,11 @@ def check_encoder(path: Path) -> None:
         raise ConfigError(f"{path} needs PyAV; pip install '.[video]', or write a .gif")
 
 
+def kept_name() -> str:
+    """The name of a film that is kept in a graph: mp4 if PyAV is installed, else gif."""
+    return "video.gif" if importlib.util.find_spec("av") is None else "video.mp4"
+
+
 def encoded(film: Film, ending: str, *, fps: int) -> bytes:
     """The film as the content of a file with this ending, `.mp4` or `.gif`."""
     pictures = (

@@ -1,0 +1,110 @@
+"""Films of merged skills by real processes, which delay no scheduler and outlive none."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from flowrl import notices
+from flowrl.errors import NameRefusedError
+from flowrl.parallel.filming import FILMING, Filmer
+from flowrl.parallel.status import Entry, Failed
+from flowrl.paths import GraphPaths, display_name
+from tests.hostile_names import HOSTILE
+from tests.parallel.scheduling import NOW
+from tests.parallel.test_notifying import done
+from tests.waiting import until
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    """A function that puts a shell script in the place of the interpreter."""
+
+    def put(script: str) -> None:
+        file = tmp_path / "python"
+        file.write_text(f"#!/bin/sh\n{script}\n")
+        file.chmod(0o700)
+        monkeypatch.setattr("flowrl.parallel.filming.sys.executable", str(file))
+
+    return put
+
+
+def archived(graph_paths: GraphPaths, skill: str) -> Entry:
+    """The end of a skill that is merged and archived."""
+    entry = done(skill)
+    run_json = graph_paths.archive(3, skill).run_json
+    run_json.parent.mkdir(parents=True, exist_ok=True)
+    run_json.write_text("{}")
+    return entry
+
+
+def test_each_completed_skill_is_filmed_and_no_other(graph_paths, tmp_path, program):
+    told = tmp_path / "told"
+    program(f'nice >> {shlex.quote(str(told))}; printf "%s\\n" "$@" >> {shlex.quote(str(told))}')
+    for when in ("never", "success"):
+        with Filmer(when, graph_paths) as filmer:
+            filmer.skill(archived(graph_paths, "Collect Wood"))
+            filmer.skill(Entry(skill="B", status=Failed(attempt=3, why="x", at=NOW)))
+            filmer.finish()
+    priority, *words = told.read_text().splitlines()
+    assert priority in {"0", "19"}, "the priority is set while the program starts"
+    play = ["-m", "flowrl.cli", "play", str(graph_paths.root), "--skill=Collect Wood", "--keep"]
+    assert words == [*play, "--episodes=2"]
+    assert notices.read(graph_paths) == {}
+
+
+def test_any_name_arrives_as_it_is(graph_paths, tmp_path, program):
+    told = tmp_path / "told"
+    program(f'printf "%s\\0" "$5" >> {shlex.quote(str(told))}')
+    names = [name for name in HOSTILE[::8] if _is_name(name)]
+    assert len(names) > 10
+    with Filmer("success", graph_paths) as filmer:
+        for name in names:
+            filmer.skill(archived(graph_paths, name))
+        filmer.finish()
+    assert told.read_text().split("\0")[:-1] == [f"--skill={name}" for name in names]
+
+
+def test_a_failure_is_a_notice(graph_paths, program):
+    program("echo one >&2; printf 'flowrl: no \\033[2J space' >&2; exit 74")
+    with Filmer("success", graph_paths) as filmer:
+        filmer.skill(archived(graph_paths, "Collect Wood"))
+        filmer.finish()
+    said = notices.read(graph_paths)[FILMING]
+    assert (
+        said
+        == "no film of Collect Wood: exit code 74: flowrl: no \N{REPLACEMENT CHARACTER}[2J space"
+    )
+
+
+def test_leaving_ends_the_film_under_way_and_begins_no_other(graph_paths, tmp_path, program):
+    begun = tmp_path / "begun"
+    program(f"echo $$ >> {shlex.quote(str(begun))}; exec sleep 60")
+    started = time.monotonic()
+    with Filmer("success", graph_paths) as filmer:
+        for name in ("Collect Wood", "Place Table"):
+            filmer.skill(archived(graph_paths, name))
+        assert time.monotonic() - started < 5, "it waits for no film"
+        until(lambda: begun.exists() and begun.read_text().endswith("\n"))
+    (pid,) = begun.read_text().split()
+    until(lambda: not _runs(int(pid)))
+    time.sleep(0.2)
+    assert begun.read_text().split() == [pid]
+    assert notices.read(graph_paths) == {}
+
+
+def _is_name(name: str) -> bool:
+    with suppress(NameRefusedError):
+        return display_name(name) == name
+    return False
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return "zombie" not in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return False
