@@ -30,7 +30,9 @@ logger = logging.getLogger(__name__)
 class Notifier:
     """Gives a command, if there is one, a JSON line on its standard input for each end."""
 
-    def __init__(self, command: str | None, graph_paths: GraphPaths, limit_seconds: float = 20.0) -> None:
+    def __init__(
+        self, command: str | None, graph_paths: GraphPaths, limit_seconds: float = 20.0
+    ) -> None:
         """Take the command; ConfigError if it is malformed, or there is no such program."""
         try:
             self._words = shlex.split(command or "")
