@@ -87,7 +87,8 @@ def test_a_game_of_ones_own_is_checked_trained_and_evaluated(run, tmp_path):
     assert film.read_bytes()[4:8] == b"ftyp"
     assert f"{film}: " in shown.stdout
 
-    for words in ((), ("Bake Pie",)):
+    metric = ("--metric", "episodes", "--x", "minutes")
+    for words in ((), ("Bake Pie",), ("Bake Pie", *metric)):
         picture = tmp_path / "picture.svg"
         drawn = run("-m", "flowrl.cli", "plot", graph, *words, "-o", picture)
         assert drawn.returncode == 0, drawn.stderr
