@@ -17,7 +17,7 @@ from flowrl.paths import RunPaths, existing_graph, graph_or_sweep, printable
 from flowrl.reports.status import find_row, read_rows
 from flowrl.viewing.curves import metric_picture, read_lines, skill_picture
 from flowrl.viewing.drawing import ENDINGS, Picture
-from flowrl.viewing.plots import graph_picture, newest_metrics
+from flowrl.viewing.plots import graph_picture, needs_picture, newest_metrics
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +35,8 @@ class PlotCommand(ReportCommand):
     """A figure of metrics.jsonl to draw for the skill or the run folder, such as entropy."""
     x: Literal["frames", "minutes"] = "frames"
     """What the figures of a skill or a run folder are drawn over."""
+    graph: bool = False
+    """Draw what needs what, coloured by success, instead of when skills trained."""
     output: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("plot.svg")
     """File of the picture: .svg, .png, .pdf, or .html with a table of its numbers."""
 
@@ -52,6 +54,10 @@ class PlotCommand(ReportCommand):
         return 0
 
     def _check_flags(self) -> None:
+        whole = {"SKILL": self.skill, "--graph": self.graph}
+        given = [name for name, value in whole.items() if value]
+        if len(given) > 1:
+            raise ConfigError(f"{' and '.join(given)} exclude each other; give one of them")
         if self.skill is not None and not self.graph_path.exists():
             what = f"there is neither a graph {self.graph_path} nor one {printable(self.skill)}"
             raise ConfigError(f"{what}; name the folder of a graph: flowrl plot GRAPH [SKILL]")
@@ -59,7 +65,7 @@ class PlotCommand(ReportCommand):
     def _picture(self) -> Picture:
         """The picture that the folder and the flags ask for."""
         root, alone = self.graph_path, RunPaths(self.graph_path, 0).metrics
-        whole = not alone.exists()
+        whole = self.graph or not alone.exists()
         if self.skill is None and whole and (self.metric or self.x == "minutes"):
             flag = f"--metric {self.metric}" if self.metric else "--x minutes"
             raise ConfigError(f"{printable(flag)} is for a skill or a run folder; name one")
@@ -72,6 +78,8 @@ class PlotCommand(ReportCommand):
             return self._of_run(row.skill, newest_metrics(graph_paths, row))
         state = StateFile(graph_paths.scheduler_state).load()
         needs = {name: entry.needs for name, entry in state.entries.items()} if state else {}
+        if self.graph:
+            return needs_picture(str(root), rows, needs)
         return graph_picture(graph_paths, rows, needs)
 
     def _of_run(self, title: str, path: Path | None) -> Picture:

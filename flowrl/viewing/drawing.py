@@ -102,6 +102,14 @@ def stack(axes: Any, places: Sequence[float], shares: Mapping[str, Sequence[floa
         layer.set_hatch(("", "////", "....")[number // len(COLOURS) % 3])
 
 
+def scale_of_shares() -> Any:
+    """Return the colours of shares from 0 to 1; all kinds of colour vision and print keep them."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+
+    return ScalarMappable(Normalize(0, 1), "cividis")
+
+
 def frames_on(axis: Any) -> None:
     """Let an axis say 10k and 2M."""
     from matplotlib.ticker import EngFormatter

@@ -1,12 +1,15 @@
-"""Pictures of graphs: when their skills trained."""
+"""Pictures of graphs: when their skills trained, and what needs what."""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+import networkx as nx
 
 from flowrl.errors import ConfigError, FileRefusedError
 from flowrl.measures.objectives import Curve, read_curve
@@ -154,3 +157,44 @@ def _over_minutes(curve: Curve, own: Sequence[Bar]) -> tuple[list[float], list[f
             left -= bar.ended - bar.begun
     minutes, success = zip(*reversed(placed), strict=True) if placed else ((), ())
     return list(minutes), list(success)
+
+
+def needs_picture(title: str, rows: Sequence[SkillRow], needs: NeedsOf) -> Picture:
+    """The graph of skills, each right of all that it needs, coloured by its success.
+
+    ConfigError if there is no skill.
+    """
+    graph = nx.DiGraph((one, name) for name in needs for one in needs[name] if one in needs)
+    graph.add_nodes_from(needs)
+    if not needs or not nx.is_directed_acyclic_graph(graph):
+        raise ConfigError(f"{title} has no skills whose needs can be drawn; plot it later")
+    success = {row.skill: row.success_rate for row in rows}
+    places: dict[str, tuple[float, float]] = {}
+    layers = [list(layer) for layer in nx.topological_generations(graph)]
+    for x, layer in enumerate(layers):
+        heights = {n: [places[one][1] for one in graph.predecessors(n)] for n in layer}
+        layer.sort(key=lambda name: sum(heights[name]) / max(len(heights[name]), 1))
+        places |= {name: (x, y - (len(layer) - 1) / 2) for y, name in enumerate(layer)}
+    most = max(map(len, layers))
+    figure, axes = drawing.figure_and_axes(1, (1.2 + 1.6 * len(layers), 0.8 + 0.55 * most))
+    for one, name in nx.transitive_reduction(graph).edges:
+        (x, y), (end, height) = places[one], places[name]
+        arrow = {"arrowstyle": "-|>", "color": "#888888", "shrinkA": 0, "shrinkB": 0}
+        axes.annotate("", (end - 0.27, height), (x, y), arrowprops=arrow, zorder=1)
+    scale = drawing.scale_of_shares()
+    figure.colorbar(scale, ax=axes, label="success in training", shrink=0.7, pad=0.02)
+    for name, place in places.items():
+        fill, ink, lines = "white", "black", [*map(plain, textwrap.wrap(name, 14)[:3])]
+        if (share := success.get(name)) is not None:
+            fill, ink = scale.to_rgba(share), "white" if share < 0.6 else "black"
+            lines.append(f"{share:.0%}")
+        look = {"bbox": {"boxstyle": "round,pad=0.4", "facecolor": fill, "edgecolor": "#555555"}}
+        look |= {"ha": "center", "va": "center", "fontsize": 7, "color": ink}
+        axes.text(*place, "\n".join(lines), **look)
+    axes.set(title=plain(title), xlim=(-0.5, len(layers) - 0.5), ylim=(most / 2, -most / 2))
+    axes.axis("off")
+    table = [
+        {"skill": name, "layer": x, "success": success.get(name), "needs": ", ".join(needs[name])}
+        for name, (x, _) in places.items()
+    ]
+    return Picture(title, figure, table)

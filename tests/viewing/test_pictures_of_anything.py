@@ -14,7 +14,7 @@ from flowrl.errors import FileRefusedError, FlowrlError
 from flowrl.paths import GraphPaths
 from flowrl.viewing.curves import metric_picture, read_lines, skill_picture
 from flowrl.viewing.drawing import Picture
-from flowrl.viewing.plots import bars, graph_picture
+from flowrl.viewing.plots import bars, graph_picture, needs_picture
 from tests.hostile_names import HOSTILE
 from tests.viewing.making import a_row, events_of, lines_of
 
@@ -82,6 +82,7 @@ def test_any_name_is_text_in_every_picture(name, tmp_path):
     graph_paths.events.write_text("".join(f"{json.dumps(line)}\n" for line in moves))
     rows, needs = [a_row(name, success_rate=0.5)], {name: (), "B": (name,)}
     shows_only(graph_picture(graph_paths, rows, needs))
+    shows_only(needs_picture(name, rows, needs))
     lines = lines_of(1, updates=4, steps=("0_Collect_Wood", f"1_{name}"))
     shows_only(skill_picture(name, lines))
     shows_only(metric_picture(name, [line | {f"m/{name}": 1} for line in lines], "m"))

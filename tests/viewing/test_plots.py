@@ -20,9 +20,10 @@ from flowrl.viewing.plots import (
     _over_minutes,
     bars,
     graph_picture,
+    needs_picture,
 )
 from tests.commands.making import save
-from tests.viewing.making import STEPS, events_of, lines_of
+from tests.viewing.making import STEPS, a_row, events_of, lines_of
 
 HOSTILE = (
     "$x^{2}$ <script>alert(1)</script>",
@@ -165,9 +166,20 @@ def test_a_picture_needs_an_ending(tmp_path, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_skill_stands_right_of_what_it_needs():
+    needs = {"A": (), "B": ("A",), "C": ("A", "B"), "D": ()}
+    picture = needs_picture("g", [a_row("A", success_rate=0.2)], needs)
+    assert {row["skill"]: row["layer"] for row in picture.rows} == {"A": 0, "D": 0, "B": 1, "C": 2}
+    assert picture.rows[0]["success"] == 0.2
+    for broken in ({}, {"A": ("B",), "B": ("A",)}):
+        with pytest.raises(ConfigError, match="no skills whose needs can be drawn; plot it later"):
+            needs_picture("g", [], broken)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        (["A", "--graph"], "SKILL and --graph exclude each other; give one of them"),
         (["--metric", "lr"], "--metric lr is for a skill or a run folder; name one"),
         (["--x", "minutes"], "--x minutes is for a skill or a run folder; name one"),
     ],
