@@ -1,7 +1,8 @@
-"""Pictures of graphs: when their skills trained, and what needs what."""
+"""Pictures of graphs: when their skills trained, what needs what, and graphs side by side."""
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -12,11 +13,12 @@ from typing import Any
 import networkx as nx
 
 from flowrl.errors import ConfigError, FileRefusedError
+from flowrl.experts.merge import wilson
 from flowrl.measures.objectives import Curve, read_curve
 from flowrl.paths import GraphPaths
 from flowrl.reports.status import SkillRow
 from flowrl.viewing import drawing
-from flowrl.viewing.curves import read_lines
+from flowrl.viewing.curves import EPISODES, read_lines
 from flowrl.viewing.drawing import Picture, plain
 
 NeedsOf = Mapping[str, Collection[str]]  # by skill
@@ -198,3 +200,51 @@ def needs_picture(title: str, rows: Sequence[SkillRow], needs: NeedsOf) -> Pictu
         for name, (x, _) in places.items()
     ]
     return Picture(title, figure, table)
+
+
+def compare_picture(shares: Mapping[str, Mapping[str, float]]) -> Picture:
+    """The success of skills by graph, with 95 % Wilson intervals of `EPISODES` episodes.
+
+    The table has the differences to the first graph, with Newcombe's intervals. ConfigError if
+    there is no success yet.
+    """
+    names = list(dict.fromkeys(name for own in shares.values() for name in own))
+    if not names:
+        raise ConfigError(f"no skill of {' and '.join(shares)} has success yet; plot it later")
+    height = 1.0 + (0.2 + 0.14 * len(shares)) * len(names)
+    figure, axes = drawing.figure_and_axes(1, (8.0, height))
+    for number, (label, own) in enumerate(shares.items()):
+        look = {"color": drawing.COLOURS[number % 7], "marker": "osD^v"[number % 5]}
+        shift = 0.6 * ((number + 0.5) / len(shares) - 0.5)
+        for place, name in enumerate(names):
+            if name in own:
+                axes.plot(_interval(own[name]), [place + shift] * 2, color=look["color"])
+        shown = [(own[name], place + shift) for place, name in enumerate(names) if name in own]
+        axes.plot(*zip(*shown or [((), ())], strict=True), ls="", label=plain(label), **look)
+    axes.set(xlim=(None, 1.02), ylim=(len(names) - 0.5, -0.5))
+    axes.set(xlabel=f"success in training, 95 % Wilson intervals of {EPISODES} episodes")
+    axes.set_yticks(range(len(names)), [*map(plain, names)])
+    axes.grid(axis="x", alpha=0.25)
+    axes.legend(**drawing.BESIDE)
+    first, *others = shares
+    table = [
+        {"skill": name, "graph": other, "beside": first}
+        | _difference(shares[first].get(name), shares[other].get(name))
+        for other in others
+        for name in names
+    ]
+    return Picture(" · ".join(shares), figure, table)
+
+
+def _interval(share: float) -> tuple[float, float]:
+    return wilson(round(share * EPISODES), EPISODES)
+
+
+def _difference(there: float | None, here: float | None) -> dict[str, float | None]:
+    """Two shares, the second less the first, and its interval (R. G. Newcombe 1998, method 10)."""
+    gap = low = high = None
+    if there is not None and here is not None:
+        (least, most), (own_least, own_most), gap = _interval(there), _interval(here), here - there
+        low = gap - math.hypot(here - own_least, most - there)
+        high = gap + math.hypot(own_most - here, there - least)
+    return {"success": here, "success beside": there, "difference": gap, "low": low, "high": high}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from xml.etree import ElementTree
 
 import pytest
@@ -17,8 +18,10 @@ from flowrl.paths import GraphPaths
 from flowrl.viewing.curves import read_lines, skill_picture, step_curves
 from flowrl.viewing.plots import (
     Bar,
+    _difference,
     _over_minutes,
     bars,
+    compare_picture,
     graph_picture,
     needs_picture,
 )
@@ -166,6 +169,30 @@ def test_a_picture_needs_an_ending(tmp_path, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
+@settings(max_examples=5, deadline=None)
+@given(there=st.floats(0.05, 0.95), gap=st.floats(-0.1, 0.1))
+def test_intervals_of_differences_hold_what_is_true(there, gap):
+    here, draw = min(max(there + gap, 0.0), 1.0), random.Random(1)
+    held = 0
+    for _ in range(300):
+        found = (sum(draw.random() < p for _ in range(256)) / 256 for p in (there, here))
+        one = _difference(*found)
+        held += one["low"] <= here - there <= one["high"]
+    assert held >= 300 * 0.91
+
+
+def test_graphs_are_compared_skill_by_skill():
+    picture = compare_picture({"a": {"A": 0.5, "B": 1.0}, "b": {"A": 0.75}, "c": {}})
+    first, second, *others = picture.rows
+    assert (first["skill"], first["graph"], first["beside"]) == ("A", "b", "a")
+    assert first["difference"] == 0.25
+    assert 0.15 < first["low"] < 0.25 < first["high"] < 0.35
+    assert second["success beside"] == 1.0
+    assert {row["difference"] for row in (second, *others)} == {None}
+    with pytest.raises(ConfigError, match="no skill of a and b has success yet; plot it later"):
+        compare_picture({"a": {}, "b": {}})
+
+
 def test_a_skill_stands_right_of_what_it_needs():
     needs = {"A": (), "B": ("A",), "C": ("A", "B"), "D": ()}
     picture = needs_picture("g", [a_row("A", success_rate=0.2)], needs)
@@ -180,6 +207,8 @@ def test_a_skill_stands_right_of_what_it_needs():
     ("words", "said"),
     [
         (["A", "--graph"], "SKILL and --graph exclude each other; give one of them"),
+        (["--compare", "g"], "--compare g is the graph itself; name another"),
+        (["--compare", "nosuch"], "nosuch is no graph: it has neither checkpoints/ nor"),
         (["--metric", "lr"], "--metric lr is for a skill or a run folder; name one"),
         (["--x", "minutes"], "--x minutes is for a skill or a run folder; name one"),
     ],
