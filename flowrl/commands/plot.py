@@ -18,20 +18,22 @@ from flowrl.parallel.status import percent
 from flowrl.paths import RunPaths, SweepPaths, existing_graph, graph_or_sweep, printable
 from flowrl.reports.status import find_row, read_rows
 from flowrl.tuning.outcome import paired_interval
-from flowrl.tuning.trials import open_sweep
+from flowrl.tuning.trials import open_sweep, read_trials
 from flowrl.viewing.curves import metric_picture, read_lines, skill_picture
 from flowrl.viewing.drawing import ENDINGS, Picture
 from flowrl.viewing.plots import compare_picture, graph_picture, needs_picture, newest_metrics
+from flowrl.viewing.sweeps import sweep_picture
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlotCommand(ReportCommand):
-    """Draw how a graph, a skill or a run folder learns.
+    """Draw how a graph, a skill, a sweep or a run folder learns.
 
     Examples:
       flowrl plot exp/demo -o graph.html
       flowrl plot exp/demo "Collect Coal" --metric entropy --x minutes -o coal.png
       flowrl plot exp/demo --compare exp/other -o both.svg
+      flowrl plot exp/demo/sweeps/mine -o sweep.svg
     """
 
     skill: tyro.conf.Positional[str | None] = None
@@ -88,6 +90,9 @@ class PlotCommand(ReportCommand):
         if self.skill is not None:
             row = find_row(rows, self.skill, root)
             return self._of_run(row.skill, newest_metrics(graph_paths, row))
+        if isinstance(graph_paths, SweepPaths):
+            sweep = open_sweep(graph_paths)
+            return sweep_picture(sweep, read_trials(sweep)[0])
         state = StateFile(graph_paths.scheduler_state).load()
         needs = {name: entry.needs for name, entry in state.entries.items()} if state else {}
         if self.graph:
