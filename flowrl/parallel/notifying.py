@@ -62,7 +62,7 @@ class Notifier:
         """Run the command some time soon; one that would wait behind many others is left out."""
         self._calls = [call for call in self._calls if not call.done()]
         if self._words and len(self._calls) < _MOST_WAITING:
-            line = {"event": event, "graph": str(self._graph_paths.root), **facts}
+            line = {"event": event, "graph": str(self._graph_paths.root.absolute()), **facts}
             content = json.dumps({**line, "why": why[:_WHY]}).encode() + b"\n"
             self._calls.append(self._pool.submit(self._run, content))
 

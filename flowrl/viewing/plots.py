@@ -24,12 +24,12 @@ from flowrl.viewing.drawing import Picture, plain
 NeedsOf = Mapping[str, Collection[str]]  # by skill
 _OF_STATUS = {"completed": "#009E73", "below goal": "#E69F00", "failed": "#D55E00"}
 _OTHER = "#0072B2"  # what still runs or waits
-_RETRY = {"hatch": "....", "edgecolor": "#555555"}
+_RETRY = {"hatch": "xxx", "edgecolor": "#555555"}
 # How high the bar of a status is, and its look; that of a run has its skill's colour.
 _PHASES: Mapping[str, tuple[str, float, Any]] = {
     "waiting": ("waits for a slot", 0.12, {"facecolor": "#999999"}),
     "preparing": ("prepares", 0.8, {"facecolor": "white", "edgecolor": "#555", "hatch": "////"}),
-    "running": ("trains", 0.8, {"alpha": 0.3}),
+    "running": ("trains", 0.8, {}),
     "merging": ("merges", 0.8, {"facecolor": "#333333"}),
 }
 
@@ -103,7 +103,7 @@ def graph_picture(graph_paths: GraphPaths, rows: Sequence[SkillRow], needs: Need
             _, height, look = _PHASES[bar.status]
             again = _RETRY if bar.retry and bar.status == "running" else {}
             width = max(bar.ended - bar.begun, 0.02)
-            look = {"facecolor": colour, "linewidth": 0, **look, **again}
+            look = {"facecolor": _pale(colour), "linewidth": 0, **look, **again}
             axes.barh(place, width, height, bar.begun, **look)
         runs = [bar for bar in own if bar.status == "running"]
         if row is not None and row.success_rate is not None:
@@ -117,20 +117,24 @@ def graph_picture(graph_paths: GraphPaths, rows: Sequence[SkillRow], needs: Need
     axes.set(xlabel="minutes", ylim=(len(names) - 0.4, -0.6), xlim=(0, None))
     axes.set_yticks(range(len(names)), [*map(plain, names)])
     axes.grid(axis="x", alpha=0.25)
-    _explain(axes)
+    _explain(figure)
     return Picture(str(graph_paths.root), figure, [asdict(bar) for bar in found])
 
 
-def _explain(axes: Any) -> None:
-    """Say below the axes what each look of a bar means."""
+def _pale(colour: str) -> list[float]:
+    """Return a colour mixed with white; transparent bars would have transparent hatches."""
+    return [1 - 0.3 * (1 - int(colour[at : at + 2], 16) / 255) for at in (1, 3, 5)]
+
+
+def _explain(figure: Any) -> None:
+    """Say at the bottom what each look of a bar means."""
     from matplotlib.patches import Patch
 
-    looks = [({"facecolor": _OTHER, **look}, label) for label, _, look in _PHASES.values()]
+    looks = [({"facecolor": _pale(_OTHER), **look}, label) for label, _, look in _PHASES.values()]
     looks += [({"facecolor": "white", **_RETRY}, "trains again after a failure")]
     looks += [({"facecolor": colour}, word) for word, colour in _OF_STATUS.items()]
     patches = [Patch(label=label, **look) for look, label in looks]
-    place = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.55 / axes.figure.get_figheight())}
-    axes.legend(handles=patches, ncols=4, **drawing.LEGEND, **place)
+    figure.legend(handles=patches, ncols=4, loc="outside lower center", **drawing.LEGEND)
 
 
 def newest_metrics(graph_paths: GraphPaths, row: SkillRow) -> Path | None:
