@@ -400,7 +400,7 @@ class BottomUpConfig(StartConfig):
 
     graph: GraphConfig = GraphConfig()
     schedule: ScheduleConfig = ScheduleConfig()
-    notify: str = ""
+    notify: str | None = None
     """Command to run, without a shell, when a skill is completed or has failed, and when the graph
     has ended. It gets a JSON line on its standard input, and 20 seconds."""
     video_after: VideoAfter = "never"

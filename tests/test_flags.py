@@ -519,6 +519,13 @@ def video_after(bench):
     assert seen == ["success"]
 
 
+@arrives
+def notify(bench):
+    with pytest.raises(ConfigError, match="--notify nosuchprogram -x begins with no program"):
+        bottomup_parallel.train(bench.parsed("--launcher=local", "--notify=nosuchprogram -x"))
+    assert not bench.graph_paths.root.exists()
+
+
 def test_the_environment_chooses_the_library(bench):
     other = f"--graph_path={bench.folder / 'full'}"
     classic, full = bench.handed_out(), bench.handed_out("--env_name=Craftax-Symbolic-v1", other)

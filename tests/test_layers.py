@@ -20,7 +20,8 @@ FLOORS = [
     "experts networks envs averaging judging llm",
     "parallel ppo",
     "replicas multiagent reports evaluation agent",
-    "tuning api viewing",
+    "tuning api",
+    "viewing",
     # Programs: nothing but the command line `flowrl` imports them.
     "bottomup bottomup_parallel ppo_flow independent comparing"
     " commands judging/command tuning/command",

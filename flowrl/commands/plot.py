@@ -2,52 +2,135 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
-from flowrl import storage
-from flowrl.arguments import GraphCommand
+from flowrl import console, storage
+from flowrl.arguments import ReportCommand
 from flowrl.errors import ConfigError
 from flowrl.output import check_output
-from flowrl.paths import existing_graph, printable
+from flowrl.parallel.state import StateFile
+from flowrl.parallel.status import percent
+from flowrl.paths import RunPaths, SweepPaths, existing_graph, graph_or_sweep, printable
 from flowrl.reports.status import find_row, read_rows
-from flowrl.viewing.plots import ENDINGS, graph_picture, newest_metrics, read_lines, skill_picture
+from flowrl.tuning.outcome import paired_interval
+from flowrl.tuning.trials import open_sweep, read_trials
+from flowrl.viewing.curves import metric_picture, read_lines, skill_picture
+from flowrl.viewing.drawing import ENDINGS, Picture
+from flowrl.viewing.plots import compare_picture, graph_picture, needs_picture, newest_metrics
+from flowrl.viewing.sweeps import sweep_picture
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlotCommand(GraphCommand):
-    """Draw how a graph or a skill learns.
+class PlotCommand(ReportCommand):
+    """Draw how a graph, a skill, a sweep or a run folder learns.
 
     Examples:
-      flowrl plot exp/demo -o graph.svg
-      flowrl plot exp/demo "Collect Coal" -o coal.png
+      flowrl plot exp/demo -o graph.html
+      flowrl plot exp/demo "Collect Coal" --metric entropy --x minutes -o coal.png
+      flowrl plot exp/demo --compare exp/other -o both.svg
+      flowrl plot exp/demo/sweeps/mine -o sweep.svg
     """
 
     skill: tyro.conf.Positional[str | None] = None
     """The skill's name, or its expert number (default: the whole graph)."""
+    metric: str | None = None
+    """A figure of metrics.jsonl to draw for the skill or the run folder, such as entropy."""
+    x: Literal["frames", "minutes"] = "frames"
+    """What the figures of a skill or a run folder are drawn over."""
+    graph: bool = False
+    """Draw what needs what, coloured by success, instead of when skills trained."""
+    compare: tuple[Path, ...] = ()
+    """Other graphs or sweeps; draw the success of the skills side by side, and print a table."""
     output: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("plot.svg")
-    """File of the picture: .svg, .png or .pdf."""
+    """File of the picture: .svg, .png, .pdf, or .html with a table of its numbers."""
 
     def __call__(self) -> int:
         """Draw, and write the file; raises ConfigError if there is nothing to draw yet."""
         check_output(self.output, endings=ENDINGS)
+        self._check_flags()
+        picture = self._picture()
+        content = picture.written(self.output.suffix)
+        storage.make_dir(self.output.parent)
+        storage.write_atomic(self.output, content)
+        lines = [*(_differences(picture) if self.compare else ())]
+        lines.append(f"{self.output}: {len(content) / 1e3:.0f} kB")
+        facts = {"picture": str(self.output), "rows": picture.rows}
+        console.print_report(facts, lines, as_json=self.json)
+        return 0
+
+    def _check_flags(self) -> None:
+        whole = {"SKILL": self.skill, "--graph": self.graph, "--compare": self.compare}
+        given = [name for name, value in whole.items() if value]
+        if len(given) > 1:
+            raise ConfigError(f"{' and '.join(given)} exclude each other; give one of them")
+        if self.graph_path in self.compare:
+            raise ConfigError(f"--compare {self.graph_path} is the graph itself; name another")
         if self.skill is not None and not self.graph_path.exists():
             what = f"there is neither a graph {self.graph_path} nor one {printable(self.skill)}"
             raise ConfigError(f"{what}; name the folder of a graph: flowrl plot GRAPH [SKILL]")
-        graph_paths = existing_graph(self.graph_path)
+
+    def _picture(self) -> Picture:
+        """The picture that the folder and the flags ask for."""
+        root, alone = self.graph_path, RunPaths(self.graph_path, 0).metrics
+        whole = self.graph or self.compare or not alone.exists()
+        if self.skill is None and whole and (self.metric or self.x == "minutes"):
+            flag = f"--metric {self.metric}" if self.metric else "--x minutes"
+            raise ConfigError(f"{printable(flag)} is for a skill or a run folder; name one")
+        if self.compare:
+            return compare_picture({str(one): _success(one) for one in (root, *self.compare)})
+        if self.skill is None and not whole:
+            return self._of_run(root.absolute().name, alone)
+        graph_paths = graph_or_sweep(existing_graph(root).root)
         rows = read_rows(graph_paths)
-        if self.skill is None:
-            content = graph_picture(graph_paths, rows, self.output.suffix)
-        else:
-            row = find_row(rows, self.skill, self.graph_path)
-            path = newest_metrics(graph_paths, row)
-            lines = read_lines(path) if path else []
-            content = skill_picture(row.skill, lines, self.output.suffix)
-        storage.make_dir(self.output.parent)
-        storage.write_atomic(self.output, content)
-        sys.stdout.write(f"{self.output}: {len(content) / 1e3:.0f} kB\n")
-        return 0
+        if self.skill is not None:
+            row = find_row(rows, self.skill, root)
+            return self._of_run(row.skill, newest_metrics(graph_paths, row))
+        if isinstance(graph_paths, SweepPaths):
+            sweep = open_sweep(graph_paths)
+            return sweep_picture(sweep, read_trials(sweep)[0])
+        state = StateFile(graph_paths.scheduler_state).load()
+        needs = {name: entry.needs for name, entry in state.entries.items()} if state else {}
+        if self.graph:
+            return needs_picture(str(root), rows, needs)
+        return graph_picture(graph_paths, rows, needs)
+
+    def _of_run(self, title: str, path: Path | None) -> Picture:
+        """The picture of a run's figures: those of independent agents are their returns."""
+        lines, minutes = read_lines(path) if path else [], self.x == "minutes"
+        of_agents = any(key.startswith("agent_") for key in (lines[-1] if lines else ()))
+        if metric := self.metric or ("return" if of_agents else None):
+            return metric_picture(title, lines, metric, minutes=minutes)
+        return skill_picture(title, lines, minutes=minutes)
+
+
+def _success(root: Path) -> dict[str, float]:
+    """The success of each skill of a graph; of a sweep, that of its trial with the most."""
+    graph_paths = graph_or_sweep(existing_graph(root).root)
+    found = {row.skill: row.success_rate for row in read_rows(graph_paths)}
+    shares = {skill: share for skill, share in found.items() if share is not None}
+    if isinstance(graph_paths, SweepPaths) and shares:
+        return {open_sweep(graph_paths).record.skill: max(shares.values())}
+    return shares
+
+
+def _differences(picture: Picture) -> Iterator[str]:
+    """Lines about the differences that a comparison's table has, and the mean of each graph."""
+    gaps: dict[str, list[float]] = {}
+    for row in picture.rows:
+        here, there, gap = row["success"], row["success beside"], row["difference"]
+        shares = " beside ".join("none" if x is None else percent(x) for x in (here, there))
+        line = f"{row['skill']}: {row['graph']} has {shares} of {row['beside']}"
+        if gap is not None:
+            gaps.setdefault(row["graph"], []).append(gap)
+            line += f", {gap:+.1%} (95 % interval {row['low']:+.1%} to {row['high']:+.1%})"
+        yield line
+    for graph, pairs in gaps.items():
+        if len(pairs) > 1:
+            mean, low, high = paired_interval(pairs, share=0.95)
+            over = f"over {len(pairs)} skills, 95 % interval {low:+.1%} to {high:+.1%}"
+            yield f"{graph}: {mean:+.1%} on average {over}"

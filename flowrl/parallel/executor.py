@@ -366,10 +366,7 @@ def log_change(path: Path, change: StatusChange, now: datetime) -> None:
     The beginnings of preparing and merging are in events.jsonl alone.
     """
     entry, text = change.entry, sentence(change.before, change.entry, now)
-    phase = isinstance(entry.status, Preparing | Merging) and type(change.before) is not type(
-        entry.status
-    )
-    if not text and not phase:
+    if not (text or isinstance(entry.status, Preparing | Merging)):
         return
     data = {
         "at": now.isoformat().replace("+00:00", "Z"),

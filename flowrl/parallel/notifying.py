@@ -28,12 +28,14 @@ logger = logging.getLogger(__name__)
 
 
 class Notifier:
-    """Gives a command a JSON line on its standard input for each end; "" stands for no command."""
+    """Gives a command, if there is one, a JSON line on its standard input for each end."""
 
-    def __init__(self, command: str, graph_paths: GraphPaths, limit_seconds: float = 20.0) -> None:
+    def __init__(
+        self, command: str | None, graph_paths: GraphPaths, limit_seconds: float = 20.0
+    ) -> None:
         """Take the command; ConfigError if it is malformed, or there is no such program."""
         try:
-            self._words = shlex.split(command)
+            self._words = shlex.split(command or "")
         except ValueError as error:
             raise ConfigError(f"--notify {command}: {error}; close the quotes") from error
         if command and not (self._words and shutil.which(self._words[0])):
@@ -60,7 +62,7 @@ class Notifier:
         """Run the command some time soon; one that would wait behind many others is left out."""
         self._calls = [call for call in self._calls if not call.done()]
         if self._words and len(self._calls) < _MOST_WAITING:
-            line = {"event": event, "graph": str(self._graph_paths.root), **facts}
+            line = {"event": event, "graph": str(self._graph_paths.root.absolute()), **facts}
             content = json.dumps({**line, "why": why[:_WHY]}).encode() + b"\n"
             self._calls.append(self._pool.submit(self._run, content))
 

@@ -1,138 +1,78 @@
-"""Pictures of how a graph and its skills learn, drawn by matplotlib, which is loaded late."""
+"""Pictures of graphs: when their skills trained, what needs what, and graphs side by side."""
 
 from __future__ import annotations
 
-import io
-import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import math
+import textwrap
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from flowrl import storage
+import networkx as nx
+
 from flowrl.errors import ConfigError, FileRefusedError
 from flowrl.experts.merge import wilson
-from flowrl.measures.objectives import METRICS_BYTES, Curve, read_curve
-from flowrl.paths import GraphPaths, printable
+from flowrl.measures.objectives import Curve, read_curve
+from flowrl.paths import GraphPaths
 from flowrl.reports.status import SkillRow
+from flowrl.viewing import drawing
+from flowrl.viewing.curves import EPISODES, read_lines
+from flowrl.viewing.drawing import Picture, plain
 
-ENDINGS = (".svg", ".png", ".pdf")
-_EPISODES = 256  # that a share is of, at least
-# The colours that M. Okabe and K. Ito chose for all kinds of colour vision; then the same, dashed.
-_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7", "#F0E442", "#000000")
+NeedsOf = Mapping[str, Collection[str]]  # by skill
 _OF_STATUS = {"completed": "#009E73", "below goal": "#E69F00", "failed": "#D55E00"}
 _OTHER = "#0072B2"  # what still runs or waits
-_STYLE: Any = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
-_STYLE |= {"svg.fonttype": "none", "savefig.bbox": "tight", "figure.dpi": 120}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepCurve:
-    """One step of a plan over the frames of a run; shares are of all episodes that ended."""
-
-    skill: str
-    frames: tuple[int, ...]
-    success: tuple[float, ...]
-    low: tuple[float, ...]
-    high: tuple[float, ...]
-    died: tuple[float, ...]
-    cut: tuple[float, ...]
+_RETRY = {"hatch": "xxx", "edgecolor": "#555555"}
+# How high the bar of a status is, and its look; that of a run has its skill's colour.
+_PHASES: Mapping[str, tuple[str, float, Any]] = {
+    "waiting": ("waits for a slot", 0.12, {"facecolor": "#999999"}),
+    "preparing": ("prepares", 0.8, {"facecolor": "white", "edgecolor": "#555", "hatch": "////"}),
+    "running": ("trains", 0.8, {}),
+    "merging": ("merges", 0.8, {"facecolor": "#333333"}),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """A bar of a Gantt chart: a run of a skill trained; minutes are those of the graph."""
+    """A bar of a Gantt chart: a skill had one status; minutes are those of the graph."""
 
     skill: str
     begun: float
     ended: float
+    status: str = "running"
+    retry: bool = False  # its attempt is not the first
 
 
-def read_lines(path: Path) -> list[Mapping[str, Any]]:
-    """The JSON objects of a file of lines; a last line without its end is left out.
+def bars(lines: Sequence[Mapping[str, Any]], needs: NeedsOf | None = None) -> list[Bar]:
+    """The times of waiting, preparing, training and merging, from events.jsonl.
 
-    FileRefusedError says which other line is none.
+    What is under way ends with the last line; a skill waits for a slot once its needs are met.
     """
-    content = storage.read_bytes(path, limit_bytes=METRICS_BYTES) if path.exists() else b""
-    lines: list[Mapping[str, Any]] = []
-    for number, line in enumerate(content.split(b"\n")[:-1], start=1):
-        try:
-            read = json.loads(line)
-        except (ValueError, RecursionError):
-            read = None
-        if not isinstance(read, dict):
-            raise FileRefusedError(f"{path}:{number} is no JSON object; remove the line")
-        lines.append(read)
-    return lines
-
-
-def step_curves(lines: Sequence[Mapping[str, Any]]) -> list[StepCurve]:
-    """The curves of a plan's steps, from the lines of metrics.jsonl.
-
-    Each point counts the newest lines whose episodes are `_EPISODES` or more.
-    """
-    names = [key.partition("/")[2] for key in (lines[-1] if lines else {}) if key[:6] == "begun/"]
-    curves = {name: ([], [], [], [], [], []) for name in names}
-    newest: list[Mapping[str, Any]] = []
-    for line in lines:
-        newest.append(line)
-        while len(newest) > 1 and _ended(newest[1:], names) >= _EPISODES:
-            del newest[0]
-        episodes = _ended(newest, names)
-        for name in names if episodes else ():
-            done = sum(_number(each, f"done/{name}") for each in newest)
-            low, high = wilson(min(done, episodes), episodes)
-            died, cut = (
-                sum(_number(each, f"{key}/{name}") for each in newest) / episodes
-                for key in ("died", "cut")
-            )
-            frames = _number(line, "frames")
-            point = (frames, min(done / episodes, 1.0), low, high, died, cut)
-            for column, value in zip(curves[name], point, strict=True):
-                column.append(value)
-    fields = ("frames", "success", "low", "high", "died", "cut")
-    return [
-        StepCurve(
-            skill=name.partition("_")[2].replace("_", " "),
-            **dict(zip(fields, map(tuple, columns), strict=True)),
-        )
-        for name, columns in curves.items()
-    ]
-
-
-def _ended(lines: Iterable[Mapping[str, Any]], names: Sequence[str]) -> int:
-    """The episodes that ended in these lines: by death, a limit, or the last step's success."""
-    lost = (f"{key}/{name}" for key in ("died", "cut") for name in names)
-    keys = [*lost, *(f"done/{name}" for name in names[-1:])]
-    return sum(_number(line, key) for line in lines for key in keys)
-
-
-def _number(line: Mapping[str, Any], key: str) -> int:
-    value = line.get(key, 0)
-    if type(value) is not int or not 0 <= value < 2**53:
-        what = f"{printable(key)} in metrics.jsonl is {value!r:.40}, no count"
-        raise FileRefusedError(f"{what}; remove the line")
-    return value
-
-
-def bars(lines: Sequence[Mapping[str, Any]]) -> list[Bar]:
-    """The times in which runs trained, from events.jsonl; one under way ends with the last line."""
     moments = [_moment(line) for line in lines]
     minutes = [(moment - moments[0]).total_seconds() / 60 for moment in moments]
-    under_way: dict[str, float] = {}
+    under_way: dict[str, Bar] = {}
+    met: dict[str, float] = {}  # when a skill was completed first
     found: list[Bar] = []
     for minute, line in zip(minutes, lines, strict=True):
-        skill, status = line.get("skill"), line.get("status")
+        skill, status, attempt = (line.get(key) for key in ("skill", "status", "attempt"))
         if not isinstance(skill, str) or not isinstance(status, str):
             continue  # a line about the graph
-        begun = under_way.pop(skill, None)
-        if begun is not None:
-            found.append(Bar(skill=skill, begun=begun, ended=minute))
-        if status == "running":
-            under_way[skill] = minute
-    last = minutes[-1] if minutes else 0.0
-    return found + [Bar(skill=skill, begun=at, ended=last) for skill, at in under_way.items()]
+        if bar := under_way.pop(skill, None):
+            found.append(replace(bar, ended=minute))
+        if status in _PHASES:
+            retry = type(attempt) is int and attempt > 1
+            bar = Bar(skill=skill, begun=minute, ended=minute, status=status, retry=retry)
+            under_way[skill] = bar
+        elif status == "completed":
+            met.setdefault(skill, minute)
+    found += [replace(bar, ended=minutes[-1]) for bar in under_way.values()]
+    for place, bar in enumerate(found):
+        if bar.status == "waiting":
+            since = (met.get(one, bar.ended) for one in (needs or {}).get(bar.skill, ()))
+            found[place] = replace(bar, begun=max(bar.begun, *since, 0.0))
+    return [bar for bar in found if bar.begun < bar.ended or bar.status == "running"]
 
 
 def _moment(line: Mapping[str, Any]) -> datetime:
@@ -143,77 +83,58 @@ def _moment(line: Mapping[str, Any]) -> datetime:
         raise FileRefusedError(f"a line of events.jsonl is at {said}; remove the line") from error
 
 
-def skill_picture(skill: str, lines: Sequence[Mapping[str, Any]], ending: str) -> bytes:
-    """The success of a plan's steps over frames, and where its episodes end.
-
-    ConfigError if no episode has ended yet.
-    """
-    curves = [curve for curve in step_curves(lines) if curve.frames]
-    if not curves:
-        raise ConfigError(f"no episode of {printable(skill)} has ended yet; plot it later")
-    figure, (success, ends) = _figure(2, (8.0, 6.4))
-    for number, curve in enumerate(curves):
-        colour = _COLOURS[number % len(_COLOURS)]
-        last = number == len(curves) - 1
-        line = {"color": colour, "linewidth": 2 if last else 1}
-        line["linestyle"] = "-" if number < len(_COLOURS) else "--"
-        label = f"{number + 1} {curve.skill}"
-        success.plot(curve.frames, curve.success, label=_plain(label), **line)
-        if last:
-            success.fill_between(curve.frames, curve.low, curve.high, color=colour, alpha=0.2)
-    lost = {
-        f"{number} {curve.skill}, {how}": shares
-        for number, curve in enumerate(curves, 1)
-        for how, shares in (("died", curve.died), ("cut", curve.cut))
-        if max(shares) >= 0.01
-    }
-    if lost:
-        colours = [_COLOURS[n % len(_COLOURS)] for n in range(len(lost))]
-        labels = [*map(_plain, lost)]
-        ends.stackplot(curves[-1].frames, *lost.values(), labels=labels, colors=colours, alpha=0.8)
-    success.set(title=_plain(skill), ylabel="episodes that complete the step", ylim=(0, 1.02))
-    ends.set(xlabel="frames of its run", ylabel="episodes that end in the step", ylim=(0, 1.02))
-    for axes in (success, ends):
-        axes.xaxis.set_major_formatter(_frames_formatter())
-        axes.grid(alpha=0.25)
-        if axes.get_legend_handles_labels()[0]:
-            axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, fontsize=8)
-    return _saved(figure, ending)
-
-
-def graph_picture(graph_paths: GraphPaths, rows: Sequence[SkillRow], ending: str) -> bytes:
-    """A row for each skill over the minutes of the graph: when it trained, and its success.
+def graph_picture(graph_paths: GraphPaths, rows: Sequence[SkillRow], needs: NeedsOf) -> Picture:
+    """A row for each skill over the minutes of the graph: what it did then, and its success.
 
     ConfigError if nothing has trained yet.
     """
-    trained = bars(read_lines(graph_paths.events))
-    if not trained:
+    found = bars(read_lines(graph_paths.events), needs)
+    names = list(dict.fromkeys(bar.skill for bar in found if bar.status == "running"))
+    if not names:
         raise ConfigError(f"nothing in {graph_paths.root} has trained yet; plot it later")
-    names = list(dict.fromkeys(bar.skill for bar in trained))
     by_name = {row.skill: row for row in rows}
-    figure, axes = _figure(1, (9.0, 0.9 + 0.32 * len(names)))
+    figure, axes = drawing.figure_and_axes(1, (9.0, 1.3 + 0.32 * len(names)))
     for place, name in enumerate(names):
         row = by_name.get(name)
-        status = row.status if row else ""
-        colour = _OF_STATUS.get(status, _OTHER)
-        own = [bar for bar in trained if bar.skill == name]
+        word = "" if row is None else "below goal" if row.below_goal else row.status
+        colour = _OF_STATUS.get(word, _OTHER)
+        own = [bar for bar in found if bar.skill == name]
         for bar in own:
+            _, height, look = _PHASES[bar.status]
+            again = _RETRY if bar.retry and bar.status == "running" else {}
             width = max(bar.ended - bar.begun, 0.02)
-            axes.barh(place, width, 0.8, bar.begun, color=colour, alpha=0.25)
+            look = {"facecolor": _pale(colour), "linewidth": 0, **look, **again}
+            axes.barh(place, width, height, bar.begun, **look)
+        runs = [bar for bar in own if bar.status == "running"]
         if row is not None and row.success_rate is not None:
             path = newest_metrics(graph_paths, row)
-            curve = read_curve(path) if path else ()
-            minutes, success = _over_minutes(curve, own)
+            minutes, success = _over_minutes(read_curve(path) if path else (), runs)
             floor = place + 0.4
             tops = [floor - 0.8 * share for share in success]
             axes.fill_between(minutes, tops, floor, color=colour, linewidth=0)
-            axes.annotate(
-                f" {row.success_rate:.0%}", (own[-1].ended, place), va="center", fontsize=8
-            )
+            end = max(bar.ended for bar in own)
+            axes.annotate(f" {row.success_rate:.0%}", (end, place), va="center", fontsize=8)
     axes.set(xlabel="minutes", ylim=(len(names) - 0.4, -0.6), xlim=(0, None))
-    axes.set_yticks(range(len(names)), [*map(_plain, names)])
+    axes.set_yticks(range(len(names)), [*map(plain, names)])
     axes.grid(axis="x", alpha=0.25)
-    return _saved(figure, ending)
+    _explain(figure)
+    return Picture(str(graph_paths.root), figure, [asdict(bar) for bar in found])
+
+
+def _pale(colour: str) -> list[float]:
+    """Return a colour mixed with white; transparent bars would have transparent hatches."""
+    return [1 - 0.3 * (1 - int(colour[at : at + 2], 16) / 255) for at in (1, 3, 5)]
+
+
+def _explain(figure: Any) -> None:
+    """Say at the bottom what each look of a bar means."""
+    from matplotlib.patches import Patch
+
+    looks = [({"facecolor": _pale(_OTHER), **look}, label) for label, _, look in _PHASES.values()]
+    looks += [({"facecolor": "white", **_RETRY}, "trains again after a failure")]
+    looks += [({"facecolor": colour}, word) for word, colour in _OF_STATUS.items()]
+    patches = [Patch(label=label, **look) for look, label in looks]
+    figure.legend(handles=patches, ncols=4, loc="outside lower center", **drawing.LEGEND)
 
 
 def newest_metrics(graph_paths: GraphPaths, row: SkillRow) -> Path | None:
@@ -244,34 +165,90 @@ def _over_minutes(curve: Curve, own: Sequence[Bar]) -> tuple[list[float], list[f
     return list(minutes), list(success)
 
 
-def _figure(rows: int, size: tuple[float, float]) -> tuple[Any, Any]:
-    """A figure and its axes, below one another; inches."""
-    import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+def needs_picture(title: str, rows: Sequence[SkillRow], needs: NeedsOf) -> Picture:
+    """The graph of skills, each right of all that it needs, coloured by its success.
 
-    with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=size, layout="constrained")
-        FigureCanvasAgg(figure)
-        return figure, figure.subplots(rows, 1, sharex=True)
+    ConfigError if there is no skill.
+    """
+    graph = nx.DiGraph((one, name) for name in needs for one in needs[name] if one in needs)
+    graph.add_nodes_from(needs)
+    if not needs or not nx.is_directed_acyclic_graph(graph):
+        raise ConfigError(f"{title} has no skills whose needs can be drawn; plot it later")
+    success = {row.skill: row.success_rate for row in rows}
+    places: dict[str, tuple[float, float]] = {}
+    layers = [list(layer) for layer in nx.topological_generations(graph)]
+    for x, layer in enumerate(layers):
+        heights = {n: [places[one][1] for one in graph.predecessors(n)] for n in layer}
+        layer.sort(key=lambda name: sum(heights[name]) / max(len(heights[name]), 1))
+        places |= {name: (x, y - (len(layer) - 1) / 2) for y, name in enumerate(layer)}
+    most = max(map(len, layers))
+    figure, axes = drawing.figure_and_axes(1, (1.2 + 1.6 * len(layers), 0.8 + 0.55 * most))
+    for one, name in nx.transitive_reduction(graph).edges:
+        (x, y), (end, height) = places[one], places[name]
+        arrow = {"arrowstyle": "-|>", "color": "#888888", "shrinkA": 0, "shrinkB": 0}
+        axes.annotate("", (end - 0.27, height), (x, y), arrowprops=arrow, zorder=1)
+    scale = drawing.scale_of_shares()
+    figure.colorbar(scale, ax=axes, label="success in training", shrink=0.7, pad=0.02)
+    for name, place in places.items():
+        fill, ink, lines = "white", "black", [*map(plain, textwrap.wrap(name, 14)[:3])]
+        if (share := success.get(name)) is not None:
+            fill, ink = scale.to_rgba(share), "white" if share < 0.6 else "black"
+            lines.append(f"{share:.0%}")
+        look = {"bbox": {"boxstyle": "round,pad=0.4", "facecolor": fill, "edgecolor": "#555555"}}
+        look |= {"ha": "center", "va": "center", "fontsize": 7, "color": ink}
+        axes.text(*place, "\n".join(lines), **look)
+    axes.set(title=plain(title), xlim=(-0.5, len(layers) - 0.5), ylim=(most / 2, -most / 2))
+    axes.axis("off")
+    table = [
+        {"skill": name, "layer": x, "success": success.get(name), "needs": ", ".join(needs[name])}
+        for name, (x, _) in places.items()
+    ]
+    return Picture(title, figure, table)
 
 
-def _saved(figure: Any, ending: str) -> bytes:
-    import matplotlib
+def compare_picture(shares: Mapping[str, Mapping[str, float]]) -> Picture:
+    """The success of skills by graph, with 95 % Wilson intervals of `EPISODES` episodes.
 
-    content = io.BytesIO()
-    with matplotlib.rc_context(_STYLE):
-        dated = {} if ending == ".png" else {"Date" if ending == ".svg" else "CreationDate": None}
-        figure.savefig(content, format=ending.removeprefix("."), metadata=dated)
-    return content.getvalue()
+    The table has the differences to the first graph, with Newcombe's intervals. ConfigError if
+    there is no success yet.
+    """
+    names = list(dict.fromkeys(name for own in shares.values() for name in own))
+    if not names:
+        raise ConfigError(f"no skill of {' and '.join(shares)} has success yet; plot it later")
+    height = 1.0 + (0.2 + 0.14 * len(shares)) * len(names)
+    figure, axes = drawing.figure_and_axes(1, (8.0, height))
+    for number, (label, own) in enumerate(shares.items()):
+        look = {"color": drawing.COLOURS[number % 7], "marker": "osD^v"[number % 5]}
+        shift = 0.6 * ((number + 0.5) / len(shares) - 0.5)
+        for place, name in enumerate(names):
+            if name in own:
+                axes.plot(_interval(own[name]), [place + shift] * 2, color=look["color"])
+        shown = [(own[name], place + shift) for place, name in enumerate(names) if name in own]
+        axes.plot(*zip(*shown or [((), ())], strict=True), ls="", label=plain(label), **look)
+    axes.set(xlim=(None, 1.02), ylim=(len(names) - 0.5, -0.5))
+    axes.set(xlabel=f"success in training, 95 % Wilson intervals of {EPISODES} episodes")
+    axes.set_yticks(range(len(names)), [*map(plain, names)])
+    axes.grid(axis="x", alpha=0.25)
+    axes.legend(**drawing.BESIDE)
+    first, *others = shares
+    table = [
+        {"skill": name, "graph": other, "beside": first}
+        | _difference(shares[first].get(name), shares[other].get(name))
+        for other in others
+        for name in names
+    ]
+    return Picture(" · ".join(shares), figure, table)
 
 
-def _frames_formatter() -> Any:
-    from matplotlib.ticker import EngFormatter
-
-    return EngFormatter(sep="")
+def _interval(share: float) -> tuple[float, float]:
+    return wilson(round(share * EPISODES), EPISODES)
 
 
-def _plain(text: str) -> str:
-    """A text in which matplotlib finds no formula, and that a line can hold."""
-    return printable(text).replace("\\", "\\\\").replace("$", r"\$")
+def _difference(there: float | None, here: float | None) -> dict[str, float | None]:
+    """Two shares, the second less the first, and its interval (R. G. Newcombe 1998, method 10)."""
+    gap = low = high = None
+    if there is not None and here is not None:
+        (least, most), (own_least, own_most), gap = _interval(there), _interval(here), here - there
+        low = gap - math.hypot(here - own_least, most - there)
+        high = gap + math.hypot(own_most - here, there - least)
+    return {"success": here, "success beside": there, "difference": gap, "low": low, "high": high}

@@ -123,7 +123,8 @@ def test_a_game_of_ones_own_is_checked_trained_and_evaluated(run, tmp_path):
     shown = run("-m", "flowrl.cli", "play", graph, "Bake Pie", "-o", film, "--recorded")
     assert shown.returncode == 0, shown.stderr
 
-    for words in ((), ("Bake Pie",)):
+    metric = ("--metric", "episodes", "--x", "minutes")
+    for words in ((), ("Bake Pie",), ("Bake Pie", *metric), ("--graph",)):
         picture = tmp_path / "picture.svg"
         drawn = run("-m", "flowrl.cli", "plot", graph, *words, "-o", picture)
         assert drawn.returncode == 0, drawn.stderr

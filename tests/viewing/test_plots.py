@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from datetime import UTC, datetime, timedelta
-from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -15,18 +13,21 @@ from hypothesis import strategies as st
 from flowrl import cli
 from flowrl.errors import ConfigError, FileRefusedError
 from flowrl.measures.objectives import CurvePoint
+from flowrl.parallel.status import FRESH
 from flowrl.paths import GraphPaths
+from flowrl.viewing.curves import read_lines, skill_picture, step_curves
 from flowrl.viewing.plots import (
     Bar,
+    _difference,
     _over_minutes,
     bars,
+    compare_picture,
     graph_picture,
-    read_lines,
-    skill_picture,
-    step_curves,
+    needs_picture,
 )
+from tests.commands.making import save
+from tests.viewing.making import STEPS, a_row, events_of, lines_of
 
-STEPS = ("0_Collect_Wood", "1_Place_Table", "2_Make_Wood_Pickaxe")
 HOSTILE = (
     "$x^{2}$ <script>alert(1)</script>",
     "\\frac{",
@@ -37,30 +38,13 @@ HOSTILE = (
 )
 
 
-def lines_of(seed: int, *, updates: int, steps: tuple[str, ...] = STEPS) -> list[dict[str, Any]]:
-    """Lines as a trainer writes them: each has what came of the steps since the one before."""
-    draw, lines = random.Random(seed), []
-    for update in range(1, updates + 1):
-        line: dict[str, Any] = {"frames": 4096 * update, "seconds": 2.0 * update}
-        begun = draw.randint(0, 60)
-        for step in steps:
-            died = draw.randint(0, begun // 3)
-            cut = draw.randint(0, (begun - died) // 3)
-            done = begun - died - cut
-            line |= {f"begun/{step}": begun, f"done/{step}": done}
-            line |= {f"died/{step}": died, f"cut/{step}": cut}
-            begun = done
-        lines.append(line)
-    return lines
-
-
 @settings(max_examples=60)
 @given(seed=st.integers(0, 10**6), updates=st.integers(1, 60))
 def test_shares_are_those_of_the_newest_episodes(seed, updates):
     lines = lines_of(seed, updates=updates)
     curves = step_curves(lines)
     assert [curve.skill for curve in curves] == [name[2:].replace("_", " ") for name in STEPS]
-    for point in range(len(curves[0].frames)):
+    for point in range(len(curves[0].places)):
         ends = sum(curve.died[point] + curve.cut[point] for curve in curves)
         assert ends + curves[-1].success[point] == pytest.approx(1)
         assert all(c.low[point] <= c.success[point] <= c.high[point] for c in curves)
@@ -71,16 +55,7 @@ def test_shares_are_those_of_the_newest_episodes(seed, updates):
     if episodes:
         done = sum(line[f"done/{STEPS[-1]}"] for line in newest)
         assert curves[-1].success[-1] == pytest.approx(done / episodes)
-        assert curves[-1].frames[-1] == 4096 * updates
-
-
-def events_of(*moves: tuple[float, str, str]) -> list[dict[str, str]]:
-    """Lines of events.jsonl: minutes, skill, status."""
-    start = datetime(2026, 1, 1, tzinfo=UTC)
-    return [
-        {"at": (start + timedelta(minutes=at)).isoformat(), "skill": skill, "status": status}
-        for at, skill, status in moves
-    ]
+        assert curves[-1].places[-1] == 4096 * updates
 
 
 def test_a_skill_trains_from_its_start_to_what_follows():
@@ -92,15 +67,33 @@ def test_a_skill_trains_from_its_start_to_what_follows():
         (5, "A", "running"),
         (9, "B", "completed"),
     )
-    found = [(each.skill, each.begun, each.ended) for each in bars(moves)]
-    assert found == [("A", 1, 4), ("B", 2, 9), ("A", 5, 9)]
+    found = bars(moves)
+    trained = [(each.skill, each.begun, each.ended) for each in found if each.status == "running"]
+    assert trained == [("A", 1, 4), ("B", 2, 9), ("A", 5, 9)]
+    assert [(x.begun, x.ended) for x in found if x.status == "waiting"] == [(0, 1), (4, 5)]
     assert bars([]) == bars(events_of((0, "A", "waiting"))) == []
+
+
+def test_a_skill_waits_for_a_slot_once_its_needs_are_met():
+    moves = events_of(
+        (0, "A", "waiting"),
+        (0, "B", "waiting"),
+        (0, "A", "running"),
+        (3, "A", "merging"),
+        (4, "A", "completed"),
+        (6, "B", "preparing"),
+        (7, "B", "running"),
+    )
+    found = bars([*moves, *events_of((9, "B", "failed"))], {"B": ("A",)})
+    of_b = [(x.status, x.begun, x.ended) for x in found if x.skill == "B"]
+    assert of_b == [("waiting", 4, 6), ("preparing", 6, 7), ("running", 7, 9)]
+    assert ("merging", 3, 4) in [(x.status, x.begun, x.ended) for x in found]
 
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_any_name_is_drawn_as_text(name):
     lines = lines_of(1, updates=4, steps=("0_Collect_Wood", f"1_{name}"))
-    picture = ElementTree.fromstring(skill_picture(name, lines, ".svg"))
+    picture = ElementTree.fromstring(skill_picture(name, lines).written(".svg"))
     assert not [node for node in picture.iter() if node.tag.endswith(("script", "image"))]
 
 
@@ -108,7 +101,7 @@ def test_any_name_is_drawn_as_text(name):
     ("ending", "begins"), [(".svg", b"<?xml"), (".png", b"\x89PNG"), (".pdf", b"%PDF")]
 )
 def test_a_skill_is_drawn_in_every_format(ending, begins):
-    assert skill_picture("A", lines_of(2, updates=30), ending).startswith(begins)
+    assert skill_picture("A", lines_of(2, updates=30)).written(ending).startswith(begins)
 
 
 def test_half_a_last_line_is_left_out_and_another_is_refused(tmp_path):
@@ -155,19 +148,74 @@ def test_the_newest_run_is_laid_into_the_last_spells():
 
 def test_what_has_not_trained_yet_cannot_be_drawn(tmp_path):
     with pytest.raises(ConfigError, match="no episode of A has ended yet; plot it later"):
-        skill_picture("A", [], ".svg")
+        skill_picture("A", [])
     with pytest.raises(ConfigError, match="has trained yet; plot it later"):
-        graph_picture(GraphPaths(tmp_path), [], ".svg")
+        graph_picture(GraphPaths(tmp_path), [], {})
 
 
 def test_a_graph_is_drawn_from_its_events_alone(tmp_path):
     graph_paths = GraphPaths(tmp_path)
     moves = events_of((0, "A", "running"), (3, "$B", "running"), (4, "A", "completed"))
     graph_paths.events.write_text("".join(f"{json.dumps(line)}\n" for line in moves))
-    assert "$B" in graph_picture(graph_paths, [], ".svg").decode()
+    assert "$B" in graph_picture(graph_paths, [], {}).written(".svg").decode()
 
 
 def test_a_picture_needs_an_ending(tmp_path, capsys):
-    assert cli.main(["plot", str(tmp_path), "-o", str(tmp_path / "curves.html")]) == 2
-    assert "curves.html does not end in .svg or .png or .pdf; choose" in capsys.readouterr().err
+    assert cli.main(["plot", str(tmp_path), "-o", str(tmp_path / "curves.txt")]) == 2
+    assert (
+        "curves.txt does not end in .svg or .png or .pdf or .html; choose"
+        in capsys.readouterr().err
+    )
     assert list(tmp_path.iterdir()) == []
+
+
+@settings(max_examples=5, deadline=None)
+@given(there=st.floats(0.05, 0.95), gap=st.floats(-0.1, 0.1))
+def test_intervals_of_differences_hold_what_is_true(there, gap):
+    here, draw = min(max(there + gap, 0.0), 1.0), random.Random(1)
+    held = 0
+    for _ in range(300):
+        found = (sum(draw.random() < p for _ in range(256)) / 256 for p in (there, here))
+        one = _difference(*found)
+        held += one["low"] <= here - there <= one["high"]
+    assert held >= 300 * 0.91
+
+
+def test_graphs_are_compared_skill_by_skill():
+    picture = compare_picture({"a": {"A": 0.5, "B": 1.0}, "b": {"A": 0.75}, "c": {}})
+    first, second, *others = picture.rows
+    assert (first["skill"], first["graph"], first["beside"]) == ("A", "b", "a")
+    assert first["difference"] == 0.25
+    assert 0.15 < first["low"] < 0.25 < first["high"] < 0.35
+    assert second["success beside"] == 1.0
+    assert {row["difference"] for row in (second, *others)} == {None}
+    with pytest.raises(ConfigError, match="no skill of a and b has success yet; plot it later"):
+        compare_picture({"a": {}, "b": {}})
+
+
+def test_a_skill_stands_right_of_what_it_needs():
+    needs = {"A": (), "B": ("A",), "C": ("A", "B"), "D": ()}
+    picture = needs_picture("g", [a_row("A", success_rate=0.2)], needs)
+    assert {row["skill"]: row["layer"] for row in picture.rows} == {"A": 0, "D": 0, "B": 1, "C": 2}
+    assert picture.rows[0]["success"] == 0.2
+    for broken in ({}, {"A": ("B",), "B": ("A",)}):
+        with pytest.raises(ConfigError, match="no skills whose needs can be drawn; plot it later"):
+            needs_picture("g", [], broken)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["A", "--graph"], "SKILL and --graph exclude each other; give one of them"),
+        (["--compare", "g"], "--compare g is the graph itself; name another"),
+        (["--compare", "nosuch"], "nosuch is no graph: it has neither checkpoints/ nor"),
+        (["--metric", "lr"], "--metric lr is for a skill or a run folder; name one"),
+        (["--x", "minutes"], "--x minutes is for a skill or a run folder; name one"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_does_not_go_together_is_refused(tmp_path, monkeypatch, capsys, words, said):
+    monkeypatch.chdir(tmp_path)
+    save(tmp_path / "g", ("A", FRESH))
+    assert cli.main(["plot", "g", *words]) in (1, 2)
+    assert said in capsys.readouterr().err
