@@ -64,6 +64,7 @@ _GROUPS: Mapping[str, Mapping[str, str]] = {
         "plan": "commands.skills:PlanCommand",
         "why": "commands.why:WhyCommand",
         "plot": "commands.plot:PlotCommand",
+        "serve": "serving.command:ServeCommand",
         "check": "commands.check:CheckCommand",
     },
     "steer": {
@@ -108,7 +109,6 @@ _INSTEAD = {
     **dict.fromkeys(("kill", "delete", "rm"), "; flowrl cancel ends a skill, flowrl stop a graph"),
 }
 _HEAD = """flowrl trains a graph of skills in parallel and merges them into one agent.
-
   flowrl train exp/demo --target_skill "Make Wood Pickaxe" --total_timesteps 5M
   flowrl status exp/demo --watch
 

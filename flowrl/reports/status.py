@@ -293,7 +293,8 @@ class SkillRow:
     goal: float | None = None  # --success_state_rate of a completed skill's run
     below_goal: bool = False  # completed, with less success than that
     ended_at: str | None = None  # when it was completed, failed or held; ISO 8601 in UTC
-    waits_for: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+    waits_for: tuple[str, ...] = ()  # those that are not completed, or what blocks it
     waits: str = ""  # a slot or a time that it waits for
     why: str = ""
     log: tuple[str, ...] = ()  # the last lines of a failed skill's training log
@@ -383,6 +384,7 @@ def _row(graph_paths: GraphPaths, state: SchedulerState, entry: Entry) -> SkillR
         attempt=status.attempt,
         session=entry.session,
         devices=status.devices if isinstance(status, Slotted) else (),
+        needs=entry.needs,
         waits_for=state.waits_for(entry.skill),
         why="" if isinstance(status, Slotted) else status.why,
     )
