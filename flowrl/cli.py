@@ -105,6 +105,7 @@ _INSTEAD = {
         ("curves", "tensorboard"),
         "; flowrl plot draws curves, metrics.jsonl has them, --use_tensorboard writes them",
     ),
+    **dict.fromkeys(("dashboard", "web", "ui"), "; flowrl serve shows graphs on a web page"),
     **dict.fromkeys(("run", "start"), "; flowrl train starts a graph and goes on with it"),
     **dict.fromkeys(("kill", "delete", "rm"), "; flowrl cancel ends a skill, flowrl stop a graph"),
 }

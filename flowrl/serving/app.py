@@ -30,7 +30,7 @@ from flowrl.parallel.requests import RequestRecord, send_request
 from flowrl.paths import GraphPaths, graph_or_sweep
 from flowrl.reports.status import SkillRow, read_rows
 from flowrl.serving.documents import FILMS, film_of_skill, merges_document, skill_document
-from flowrl.serving.events import POLL_SECONDS, Watch, changes
+from flowrl.serving.events import POLL_SECONDS, GraphWatch, changes
 from flowrl.storage import records
 
 logger = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ class Site:
     def __init__(self, roots: Sequence[Path], door: Door) -> None:
         self.server: uvicorn.Server | None = None
         self._door, self._streams = door, 0
-        self._watches = {str(number): Watch(root) for number, root in enumerate(roots)}
+        self._watches = {str(number): GraphWatch(root) for number, root in enumerate(roots)}
         work = {"events": self._events, "merges": self._merges, "skill": self._skill}
         work |= {"film": self._film}
         routes = [Route(path, _page_file(*facts)) for path, facts in _FILES.items()]
@@ -167,7 +167,7 @@ class Site:
     def _count(self, change: int) -> None:
         self._streams += change
 
-    async def _stream(self, watch: Watch) -> AsyncIterator[str]:
+    async def _stream(self, watch: GraphWatch) -> AsyncIterator[str]:
         """Yield what changes, made from what this reader was sent last: there is no queue."""
         sent, quiet = None, 0.0
         while not (self.server and self.server.should_exit):
@@ -210,7 +210,7 @@ class Site:
         name = await asyncio.to_thread(send_request, graph_paths, asked.verb, row.skill)
         return JSONResponse({"id": name})
 
-    def _watch(self, request: Request) -> Watch:
+    def _watch(self, request: Request) -> GraphWatch:
         if watch := self._watches.get(request.path_params["number"]):
             return watch
         raise HTTPException(404, "there is no such graph")

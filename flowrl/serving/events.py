@@ -1,4 +1,4 @@
-"""What changed in a graph, found by the times of its files while somebody watches."""
+"""Changes of a graph, found by the times of its files while somebody watches."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BEAT_SECONDS = 5.0  # after which figures of running skills are read even if no
 Document = Mapping[str, Any]
 
 
-class Watch:
+class GraphWatch:
     """The newest document of one graph; its files are read only when they have changed.
 
     A graph that has vanished, or cannot be read, keeps its last document with a `problem`.
@@ -59,7 +59,7 @@ class Watch:
         self._due = now + rest - POLL_SECONDS / 10  # streams wake by themselves
 
     def _stamp_of(self, graph_paths: GraphPaths) -> Any:
-        """What differs once a graph has changed: its files' times, and its scheduler."""
+        """The times of files and the scheduler: one of them differs once a graph has changed."""
         skills = self._document["skills"]
         running = [row for row in skills if row["status"] == "running"]
         runs = [graph_paths.run(row["expert"], row["skill"]) for row in running]

@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("starlette", reason="Starlette is not installed: pip install '.[web]'")
-pytest.importorskip("uvicorn", reason="Uvicorn is not installed: pip install '.[web]'")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
 

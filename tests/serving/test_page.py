@@ -17,6 +17,7 @@ from tests.games.test_a_game_of_ones_own import FLAGS, installed
 from tests.serving.making import a_graph, hostile_names
 from tests.waiting import limit, until
 
+pytest.importorskip("flowrl.serving.app", reason="pip install '.[web]' is missing")
 expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
 expect.set_options(timeout=limit(10_000))
 

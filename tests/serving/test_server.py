@@ -19,11 +19,12 @@ import pytest
 
 from flowrl import cli
 from flowrl.errors import EXIT_INTERRUPTED
-from flowrl.serving.app import MOST_CONNECTIONS, MOST_STREAMS, STALLED_SECONDS
 from tests.commands.making import DONE, WAITING, running, save
 from tests.hostile_names import HOSTILE
 from tests.serving.making import a_graph
 from tests.waiting import limit, until
+
+app = pytest.importorskip("flowrl.serving.app", reason="pip install '.[web]' is missing")
 
 
 def asked(served, path="/", *, method="GET", body: bytes | None = None, **headers: str):
@@ -192,7 +193,7 @@ def test_on_another_host_everything_needs_the_token(tmp_path, serve):
 def test_streams_are_bounded_and_given_back(served):
     lines = []
     try:
-        for _ in range(MOST_STREAMS):
+        for _ in range(app.MOST_STREAMS):
             lines.append(socket.create_connection(("127.0.0.1", served.port), limit(20)))
             lines[-1].sendall(b"GET /graphs/0/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert {status_of(line) for line in lines} == {200}
@@ -211,7 +212,9 @@ def test_streams_are_bounded_and_given_back(served):
 
 
 def test_many_connections_are_refused_and_given_back(served):
-    lines = [socket.create_connection(("127.0.0.1", served.port)) for _ in range(MOST_CONNECTIONS)]
+    lines = [
+        socket.create_connection(("127.0.0.1", served.port)) for _ in range(app.MOST_CONNECTIONS)
+    ]
     assert asked(served)[0] == 503
     for line in lines:
         line.close()
@@ -226,7 +229,7 @@ def test_a_slow_reader_is_dropped_and_keeps_nobody_waiting(tmp_path, serve):
     with stream(served) as slow, stream(served) as quick:
         assert (status_of(slow), status_of(quick)) == (200, 200)
         before, number = _megabytes(served.process.pid), 0
-        deadline = time.monotonic() + limit(STALLED_SECONDS + 30)
+        deadline = time.monotonic() + limit(app.STALLED_SECONDS + 30)
         while len(_connections(served)) > 1:  # both readers'
             number += 1
             save(root, *graphs[number % 2])

@@ -55,12 +55,14 @@ function take(news) {
   if (news.whole) {
     state = news;
     rows = new Map(news.skills.map((row) => [row.skill, row]));
-    drawPicture();
+    if (picture) picture.destroy();
+    picture = null;
     drawTable();
+    requestAnimationFrame(() => setTimeout(drawPicture, 30)); // words first: a large picture takes a second
   } else {
     for (const [key, value] of Object.entries(news)) if (key !== "skills") state[key] = value;
     for (const row of news.skills) rows.set(row.skill, row);
-    if (picture) picture.batch(() => news.skills.forEach(drawNode));
+    if (picture && news.skills.length) picture.batch(() => news.skills.forEach(drawNode));
     news.skills.forEach(drawRow);
     filter();
   }
@@ -119,16 +121,16 @@ function drawPicture() {
   const elements = [...rows.values()].map((row) => ({ data: { id: ids.get(row.skill), skill: row.skill, ...nodeData(row) }, position: { x: row.x, y: row.y } }));
   for (const row of rows.values()) for (const need of row.needs) elements.push({ data: { source: ids.get(need), target: ids.get(row.skill) } });
   if (picture) picture.destroy();
-  const font = getComputedStyle(document.body).fontFamily;
+  const font = getComputedStyle(document.body).fontFamily, large = rows.size > 200;
   picture = cytoscape({
-    container: at("graph"), elements, layout: { name: "preset", padding: 16 }, autoungrabify: true, boxSelectionEnabled: false,
-    minZoom: 0.05, maxZoom: 2, hideEdgesOnViewport: elements.length > 600, textureOnViewport: elements.length > 600, pixelRatio: 1,
+    container: at("graph"), elements, layout: { name: "preset", fit: false }, autoungrabify: true, boxSelectionEnabled: false,
+    minZoom: 0.05, maxZoom: 2, hideEdgesOnViewport: large, textureOnViewport: large, pixelRatio: 1,
     style: [
-      { selector: "node", style: { shape: "round-rectangle", width: 184, height: 42, "background-color": colour("card"), "border-width": 2, "border-color": "data(colour)", "border-style": "data(line)",
+      { selector: "node", style: { shape: large ? "rectangle" : "round-rectangle", width: 184, height: 42, "background-color": large ? "data(colour)" : colour("card"), "background-opacity": large ? 0.5 : 1, "border-width": 2, "border-color": "data(colour)", "border-style": "data(line)",
         label: "data(text)", color: colour("ink"), "font-family": font, "font-size": 13, "text-wrap": "wrap", "text-max-width": 176, "text-overflow-wrap": "anywhere", "text-valign": "center", "min-zoomed-font-size": 5 } },
-      { selector: "edge", style: { width: 1.2, "line-color": colour("soft"), "target-arrow-color": colour("soft"), opacity: 0.55, "target-arrow-shape": "triangle", "arrow-scale": 0.8,
-        "curve-style": "straight", "source-endpoint": "92 0", "target-endpoint": "-92 0" } },
-      { selector: "node.chosen", style: { "border-width": 4, "background-color": colour("back") } },
+      { selector: "edge", style: { width: 1.2, "line-color": colour("soft"), "target-arrow-color": colour("soft"), opacity: large ? 1 : 0.55, "target-arrow-shape": large ? "none" : "triangle", "arrow-scale": 0.8,
+        "curve-style": large ? "haystack" : "straight", "source-endpoint": "92 0", "target-endpoint": "-92 0" } },
+      { selector: "node.chosen", style: { "border-width": 5 } },
       { selector: "edge.near", style: { width: 2.5, opacity: 1, "line-color": colour("accent"), "target-arrow-color": colour("accent") } },
     ],
   });
@@ -138,14 +140,15 @@ function drawPicture() {
   place();
 }
 // All of a graph, but no smaller than can be read: then what is chosen, or under way, is in the middle.
-function place() {
+function place(whole) {
+  const box = at("graph"), all = [...rows.values()];
+  const sizes = ["x", "y"].map((axis) => all.reduce(([low, high], row) => [Math.min(low, row[axis]), Math.max(high, row[axis])], [Infinity, -Infinity]));
+  const fit = Math.min((box.clientWidth - 24) / (sizes[0][1] - sizes[0][0] + 190), (box.clientHeight - 24) / (sizes[1][1] - sizes[1][0] + 48));
+  const least = whole || (rows.size > 100 && chosen === null) ? 0 : chosen === null ? 0.55 : 0.75, zoom = Math.min(1.2, Math.max(least, fit));
+  const middle = fit < least ? rows.get(chosen) || all.find((row) => row.status === "running") : null;
+  const [x, y] = middle ? [middle.x, middle.y] : sizes.map(([low, high]) => (low + high) / 2);
   picture.resize();
-  picture.fit(undefined, 16);
-  const least = rows.size > 100 && chosen === null ? 0 : 0.55;
-  const small = picture.zoom() < least, under = [...rows.values()].find((row) => row.status === "running");
-  const middle = small ? chosen ?? (under && under.skill) : null;
-  picture.zoom(Math.min(1.2, Math.max(least, picture.zoom())));
-  picture.center(middle ? picture.getElementById(shownOf.get(middle)) : undefined);
+  if (all.length) picture.viewport({ zoom, pan: { x: box.clientWidth / 2 - x * zoom, y: box.clientHeight / 2 - y * zoom } });
 }
 function drawNode(row) {
   picture.getElementById(shownOf.get(row.skill)).data(nodeData(row));
@@ -158,7 +161,7 @@ function mark() {
     node.addClass("chosen").connectedEdges().addClass("near");
   });
 }
-at("fit").onclick = () => picture && picture.fit(undefined, 16);
+at("fit").onclick = () => picture && place(true);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => state && (drawPicture(), chosen !== null && drawSkill()));
 
 // The table of skills.
