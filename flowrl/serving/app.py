@@ -16,11 +16,17 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
-from starlette import responses
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
+from starlette.responses import (
+    FileResponse,
+    JSONResponse,
+    PlainTextResponse,
+    RedirectResponse,
+    Response,
+    StreamingResponse,
+)
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
@@ -86,7 +92,7 @@ class Door:
             return PlainTextResponse("read only", 405, {"Allow": ", ".join(methods)})
         given = request.query_params.get("token")
         if given is not None and request.scope["path"] == "/" and self._opens(given):
-            answer = responses.RedirectResponse(f"/#{given}" if self.control else "/", 303)
+            answer = RedirectResponse(f"/#{given}" if self.control else "/", 303)
             answer.set_cookie("flowrl", given, httponly=True, samesite="strict")
             return answer
         known = self.local or self.bears(request) or self._opens(request.cookies.get("flowrl", ""))
@@ -115,7 +121,8 @@ class Site:
 
     def __init__(self, roots: Sequence[Path], door: Door) -> None:
         self.server: uvicorn.Server | None = None
-        self._door, self._streams = door, 0
+        self._door = door
+        self._streams: set[int] = set()  # of events, by the id of their request's scope
         self._watches = {str(number): GraphWatch(root) for number, root in enumerate(roots)}
         work = {"events": self._events, "merges": self._merges, "skill": self._skill}
         work |= {"film": self._film}
@@ -143,7 +150,10 @@ class Site:
                 self._drop(scope)
 
         request = Request(scope)
-        await (self._door.refusal(request) or self._app)(scope, receive, guarded)
+        try:
+            await (self._door.refusal(request) or self._app)(scope, receive, guarded)
+        finally:
+            self._streams.discard(id(scope))
 
     def _drop(self, scope: Scope) -> None:
         """End the connection of a request whose reader takes nothing."""
@@ -158,14 +168,12 @@ class Site:
 
     async def _events(self, request: Request) -> Response:
         watch = self._watch(request)
-        if self._streams >= MOST_STREAMS:
+        if len(self._streams) >= MOST_STREAMS:
             raise HTTPException(503, f"{MOST_STREAMS} pages watch already; close one")
         if request.method == "HEAD":
             return Response(media_type="text/event-stream")
-        return _Counted(self._count, self._stream(watch))
-
-    def _count(self, change: int) -> None:
-        self._streams += change
+        self._streams.add(id(request.scope))
+        return StreamingResponse(self._stream(watch), media_type="text/event-stream")
 
     async def _stream(self, watch: GraphWatch) -> AsyncIterator[str]:
         """Yield what changes, made from what this reader was sent last: there is no queue."""
@@ -223,21 +231,6 @@ class Site:
             if row.skill == wanted:
                 return graph_paths, row
         raise HTTPException(404, "there is no such skill")
-
-
-class _Counted(responses.StreamingResponse):
-    """A stream of events that counts while it is sent."""
-
-    def __init__(self, count: Callable[[int], None], content: AsyncIterator[str]) -> None:
-        super().__init__(content, media_type="text/event-stream")
-        self._count = count
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._count(1)
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self._count(-1)
 
 
 def serve(site: Site, listener: socket.socket) -> None:

@@ -35,7 +35,6 @@ async function read(address) {
   return answer.json();
 }
 
-// What changes, from the server.
 function listen() {
   if (source) source.close();
   source = new EventSource(url("events"));
@@ -143,10 +142,12 @@ function drawPicture() {
 function place(whole) {
   const box = at("graph"), all = [...rows.values()];
   const sizes = ["x", "y"].map((axis) => all.reduce(([low, high], row) => [Math.min(low, row[axis]), Math.max(high, row[axis])], [Infinity, -Infinity]));
-  const fit = Math.min((box.clientWidth - 24) / (sizes[0][1] - sizes[0][0] + 190), (box.clientHeight - 24) / (sizes[1][1] - sizes[1][0] + 48));
-  const least = whole || (rows.size > 100 && chosen === null) ? 0 : chosen === null ? 0.55 : 0.75, zoom = Math.min(1.2, Math.max(least, fit));
+  const least = whole || (rows.size > 100 && chosen === null) ? 0 : chosen === null ? 0.55 : 0.75, [wide, high] = sizes.map(([from, to]) => to - from);
+  const across = Math.min(1.2, (box.clientWidth - 24) / (wide + 190));
+  box.style.height = `${Math.round(Math.min(innerHeight / 2, Math.max(200, Math.max(least, across) * (high + 48) + 56)))}px`;
+  const fit = Math.min(across, (box.clientHeight - 24) / (high + 48)), zoom = Math.max(least, fit);
   const middle = fit < least ? rows.get(chosen) || all.find((row) => row.status === "running") : null;
-  const [x, y] = middle ? [middle.x, middle.y] : sizes.map(([low, high]) => (low + high) / 2);
+  const [x, y] = sizes.map(([from, to], axis) => (middle && (axis === 0 || (high + 48) * zoom > box.clientHeight) ? [middle.x, middle.y][axis] : (from + to) / 2));
   picture.resize();
   if (all.length) picture.viewport({ zoom, pan: { x: box.clientWidth / 2 - x * zoom, y: box.clientHeight / 2 - y * zoom } });
 }
@@ -226,7 +227,7 @@ function drawSkill() {
   at("skill-name").textContent = row.skill;
   at("skill-status").replaceChildren(make("strong", word(row), kind(row)), ...[
     row.success_rate === null ? "" : `, ${percent(row.success_rate)} success`, row.goal ? ` of ${percent(row.goal)} wanted` : "",
-    row.expert === null ? "" : `, expert ${row.expert}`, row.attempt === null ? "" : `, attempt ${row.attempt}`, reasons(row) ? `: ${reasons(row)}` : "",
+    row.expert === null ? "" : `, expert ${row.expert}`, row.attempt === null ? "" : `, attempt ${row.attempt}`, reasons(row) ? `; ${row.waits_for.length ? "waits for " : ""}${reasons(row)}` : "",
   ]);
   const asks = { pause: ["waiting", "blocked", "preparing", "running"], resume: ["held"], retry: ["failed", "held"] };
   const verbs = control && token ? Object.keys(asks).filter((verb) => asks[verb].includes(row.status)) : [];
