@@ -478,7 +478,7 @@ def _positionals(kind: type, rest: list[str], given: Given, prog: str) -> Given:
         each for each in arguments(kind).values() if each.positional and each.name not in given
     ]
     positional: Given = {}
-    if places and places[0].name == _GRAPH:
+    if places and places[0].name == _GRAPH and not places[0].many:
         graph, *places = places
         late = next((word for word in rest[1:] if is_graph(Path(word))), None)
         if late is not None and not is_graph(Path(rest[0])):

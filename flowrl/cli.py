@@ -64,6 +64,7 @@ _GROUPS: Mapping[str, Mapping[str, str]] = {
         "plan": "commands.skills:PlanCommand",
         "why": "commands.why:WhyCommand",
         "plot": "commands.plot:PlotCommand",
+        "serve": "serving.command:ServeCommand",
         "check": "commands.check:CheckCommand",
     },
     "steer": {
@@ -104,11 +105,11 @@ _INSTEAD = {
         ("curves", "tensorboard"),
         "; flowrl plot draws curves, metrics.jsonl has them, --use_tensorboard writes them",
     ),
+    **dict.fromkeys(("dashboard", "web", "ui"), "; flowrl serve shows graphs on a web page"),
     **dict.fromkeys(("run", "start"), "; flowrl train starts a graph and goes on with it"),
     **dict.fromkeys(("kill", "delete", "rm"), "; flowrl cancel ends a skill, flowrl stop a graph"),
 }
 _HEAD = """flowrl trains a graph of skills in parallel and merges them into one agent.
-
   flowrl train exp/demo --target_skill "Make Wood Pickaxe" --total_timesteps 5M
   flowrl status exp/demo --watch
 

@@ -4,7 +4,7 @@
 #   bash scripts/test.sh          the suite; further arguments go to pytest (e.g. -m slow)
 #   bash scripts/test.sh --help   this text
 #
-# What may be installed: tmux, bubblewrap and gcc by apt-get; flowrl and its packages into .venv.
+# What may be installed: tmux, bubblewrap, gcc and chromium by apt-get; flowrl and its packages into .venv.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
@@ -18,6 +18,7 @@ esac
 setup
 offer bwrap bubblewrap "some tests confine a trainer by it"
 offer cc gcc "some tests compile a library that makes the disk fail"
+offer chromium chromium "some tests open the page of flowrl serve"
 cd "$FLOWRL_ROOT"
 # Else all workers and hundreds of processes that tests start would compile the same Python anew.
 unset PYTHONDONTWRITEBYTECODE

@@ -22,9 +22,10 @@ FLOORS = [
     "replicas multiagent reports evaluation agent",
     "tuning api",
     "viewing",
+    "serving",
     # Programs: nothing but the command line `flowrl` imports them.
     "bottomup bottomup_parallel ppo_flow independent comparing"
-    " commands judging/command tuning/command",
+    " commands judging/command tuning/command serving/command",
     "cli",
     "orchestrator __init__ __main__",
 ]

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -201,14 +201,19 @@ def clock(seconds: float | None) -> str:
 
 def status_document(graph_paths: GraphPaths) -> dict[str, Any]:
     """Return the status as JSON values, for scripts."""
-    rows, experts = read_rows(graph_paths), _merged_frames(graph_paths)
+    state = StateFile(graph_paths.scheduler_state).load()
+    rows, experts = read_rows(graph_paths, state), _merged_frames(graph_paths)
+    names = [item.name for item in fields(SkillRow)]  # asdict would take as long as all else
     return {
         "graph": str(graph_paths.root),
         "ended": all_ended(rows),
         "scheduler": daemon_of(graph_paths.daemon_lock),
-        "stopping": _read_stop_mode(graph_paths),
+        "stopping": _STOP_MODES[state.stop_mode] if state else "",
         "notices": _notices(graph_paths),
-        "skills": [asdict(row) | {"expert_frames": experts.get(row.skill)} for row in rows],
+        "skills": [
+            {name: getattr(row, name) for name in names} | {"expert_frames": experts.get(row.skill)}
+            for row in rows
+        ],
     }
 
 
@@ -293,15 +298,19 @@ class SkillRow:
     goal: float | None = None  # --success_state_rate of a completed skill's run
     below_goal: bool = False  # completed, with less success than that
     ended_at: str | None = None  # when it was completed, failed or held; ISO 8601 in UTC
-    waits_for: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+    waits_for: tuple[str, ...] = ()  # those that are not completed, or what blocks it
     waits: str = ""  # a slot or a time that it waits for
     why: str = ""
     log: tuple[str, ...] = ()  # the last lines of a failed skill's training log
 
 
-def read_rows(graph_paths: GraphPaths) -> list[SkillRow]:
-    """Return every skill in the order of adding; FileRefusedError if the folder is no graph."""
-    state = StateFile(graph_paths.scheduler_state).load()
+def read_rows(graph_paths: GraphPaths, state: SchedulerState | None = None) -> list[SkillRow]:
+    """Return every skill in the order of adding; FileRefusedError if the folder is no graph.
+
+    The state is read unless it is given.
+    """
+    state = state or StateFile(graph_paths.scheduler_state).load()
     if state is None:
         root = graph_paths.root
         begun = any(graph_paths.sweeps.glob("*/sweep.json"))  # nothing but trials was trained yet
@@ -383,6 +392,7 @@ def _row(graph_paths: GraphPaths, state: SchedulerState, entry: Entry) -> SkillR
         attempt=status.attempt,
         session=entry.session,
         devices=status.devices if isinstance(status, Slotted) else (),
+        needs=entry.needs,
         waits_for=state.waits_for(entry.skill),
         why="" if isinstance(status, Slotted) else status.why,
     )

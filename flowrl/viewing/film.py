@@ -18,6 +18,7 @@ from flowrl.paths import printable
 from flowrl.storage import arrays
 
 ENDINGS = (".mp4", ".gif")
+KEPT: tuple[str, str] = ("video.mp4", "video.gif")  # beside a skill's expert
 _WIDTHS = {".mp4": 640, ".gif": 320}  # pixels at most, of a picture that is enlarged
 _ARRAYS = ("frames", "captions", "holds")
 _LARGEST = 4096  # pixels of a picture, each way
@@ -67,7 +68,7 @@ def check_encoder(path: Path) -> None:
 
 def kept_name() -> str:
     """The name of a film that is kept in a graph: mp4 if PyAV is installed, else gif."""
-    return "video.gif" if importlib.util.find_spec("av") is None else "video.mp4"
+    return KEPT[importlib.util.find_spec("av") is None]
 
 
 def encoded(film: Film, ending: str, *, fps: int) -> bytes:
