@@ -21,6 +21,7 @@ from flowrl.tuning.outcome import paired_interval
 from flowrl.tuning.trials import open_sweep, read_trials
 from flowrl.viewing.curves import metric_picture, read_lines, skill_picture
 from flowrl.viewing.drawing import ENDINGS, Picture
+from flowrl.viewing.judges import judges_picture
 from flowrl.viewing.plots import compare_picture, graph_picture, needs_picture, newest_metrics
 from flowrl.viewing.sweeps import sweep_picture
 
@@ -44,6 +45,8 @@ class PlotCommand(ReportCommand):
     """What the figures of a skill or a run folder are drawn over."""
     graph: bool = False
     """Draw what needs what, coloured by success, instead of when skills trained."""
+    judges: bool = False
+    """Draw how reliable the scores of the graph's judges are."""
     compare: tuple[Path, ...] = ()
     """Other graphs or sweeps; draw the success of the skills side by side, and print a table."""
     output: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("plot.svg")
@@ -65,6 +68,7 @@ class PlotCommand(ReportCommand):
 
     def _check_flags(self) -> None:
         whole = {"SKILL": self.skill, "--graph": self.graph, "--compare": self.compare}
+        whole |= {"--judges": self.judges}
         given = [name for name, value in whole.items() if value]
         if len(given) > 1:
             raise ConfigError(f"{' and '.join(given)} exclude each other; give one of them")
@@ -77,7 +81,7 @@ class PlotCommand(ReportCommand):
     def _picture(self) -> Picture:
         """The picture that the folder and the flags ask for."""
         root, alone = self.graph_path, RunPaths(self.graph_path, 0).metrics
-        whole = self.graph or self.compare or not alone.exists()
+        whole = self.graph or self.compare or self.judges or not alone.exists()
         if self.skill is None and whole and (self.metric or self.x == "minutes"):
             flag = f"--metric {self.metric}" if self.metric else "--x minutes"
             raise ConfigError(f"{printable(flag)} is for a skill or a run folder; name one")
@@ -86,6 +90,8 @@ class PlotCommand(ReportCommand):
         if self.skill is None and not whole:
             return self._of_run(root.absolute().name, alone)
         graph_paths = graph_or_sweep(existing_graph(root).root)
+        if self.judges:
+            return judges_picture(graph_paths)
         rows = read_rows(graph_paths)
         if self.skill is not None:
             row = find_row(rows, self.skill, root)

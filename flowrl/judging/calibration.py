@@ -42,6 +42,15 @@ class Interval:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReliabilityBin:
+    """Items of similar scores: their number, mean score and share of positive labels."""
+
+    items: Natural
+    score: Share
+    positive: Share
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
     """The figures of a judge on labels that it has not seen.
 
@@ -62,8 +71,18 @@ class Calibration:
     ece: Interval | None = None
     kappa: Interval | None = None
     changes: Mapping[str, Share] = field(default_factory=dict)  # as the function `changes` says
+    bins: tuple[ReliabilityBin, ...] = ()  # of a reliability diagram
     abstained: Annotated[str, str] = ""  # the most frequent reason for which it abstained
     advisory: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgeReport:
+    """`judging/<judge>.json`: what was measured of a judge, and what it says of each skill."""
+
+    generation: Natural
+    calibration: Calibration
+    scores: Mapping[str, Share]  # of the skill's episodes on average, or of its text
 
 
 def log_odds(scores: Any) -> np.ndarray:
@@ -106,16 +125,26 @@ def brier(scores: np.ndarray, labels: np.ndarray) -> float:
     return float(np.mean((scores - labels) ** 2))
 
 
-def calibration_error(scores: np.ndarray, labels: np.ndarray) -> float:
-    """The expected calibration error over 10 bins of equal mass (Nixon et al. 2019).
+def reliability(scores: np.ndarray, labels: np.ndarray) -> tuple[ReliabilityBin, ...]:
+    """At most 10 bins of equal mass, from the lowest scores to the highest.
 
     Items of the same score share their mean label, so that no order of items matters.
     """
     _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
     labels = (np.bincount(place, weights=labels) / counts)[place]
     order = np.argsort(scores, kind="stable")
-    bins = [rows for rows in np.array_split(order, _BINS) if len(rows)]
-    gaps = [len(rows) * abs(scores[rows].mean() - labels[rows].mean()) for rows in bins]
+    return tuple(
+        ReliabilityBin(
+            items=len(rows), score=float(scores[rows].mean()), positive=float(labels[rows].mean())
+        )
+        for rows in np.array_split(order, _BINS)
+        if len(rows)
+    )
+
+
+def calibration_error(scores: np.ndarray, labels: np.ndarray) -> float:
+    """The expected calibration error over 10 bins of equal mass (Nixon et al. 2019)."""
+    gaps = (one.items * abs(one.score - one.positive) for one in reliability(scores, labels))
     return float(sum(gaps) / len(scores))
 
 
@@ -185,6 +214,7 @@ def measure(
         positive=positive / max(len(labels), 1),
         temperature=temperature,
         changes=moved,
+        bins=reliability(after, labels),
         abstained=abstained,
         advisory=swayed or low or figures["ece"].value > MOST_ECE,
         **figures,

@@ -25,7 +25,7 @@ from flowrl.errors import ConfigError
 from flowrl.experts.store import ExpertStore
 from flowrl.games.base import find_game
 from flowrl.judging import calibration
-from flowrl.judging.calibration import Calibration, Labelled
+from flowrl.judging.calibration import Calibration, JudgeReport, Labelled
 from flowrl.judging.ensemble import fit_ensemble
 from flowrl.judging.judge import (
     Budget,
@@ -42,7 +42,6 @@ from flowrl.paths import GraphPaths, existing_graph
 from flowrl.runs import TrainingRun, read_result, read_run
 from flowrl.skills.skill import Skill, load_library
 from flowrl.storage import records
-from flowrl.storage.records import Natural, Share
 
 Member = Literal["rule", "logistic", "transformer", "openai", "dspy"]
 JudgeName = Literal[Member, "learned", "ensemble"]
@@ -51,15 +50,6 @@ _READERS = ("openai", "dspy")  # they judge texts; beside others, descriptions o
 _OF_READERS = Needs(judge=(*_READERS, "ensemble"), benchmark=True)
 _FEWEST, _CHANGED = 8, 20  # episodes to judge, and texts whose form is changed
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JudgeReport:
-    """`judging/<judge>.json`: what was measured of a judge, and what it says of each skill."""
-
-    generation: Natural
-    calibration: Calibration
-    scores: Mapping[str, Share]  # of the skill's episodes on average, or of its text
 
 
 class Study(NamedTuple):

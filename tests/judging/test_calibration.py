@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from flowrl.games.base import find_game
 from flowrl.judging import calibration
@@ -20,6 +22,7 @@ from flowrl.judging.calibration import (
     log_odds,
     measure,
     mutants,
+    reliability,
     scaled,
     split,
     temperature_of,
@@ -82,6 +85,17 @@ def test_no_figure_depends_on_the_order_of_items(seed):
     rows = rng.permutation(60)
     for figure in (auc, brier, kappa, calibration_error):
         assert figure(scores[rows], labels[rows]) == pytest.approx(figure(scores, labels))
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.booleans()), max_size=60))
+def test_bins_hold_every_item_once_from_low_scores_to_high(items):
+    scores = np.array([score / 4 for score, _ in items])
+    labels = np.array([label for _, label in items], bool)
+    bins = reliability(scores, labels)
+    assert sum(one.items for one in bins) == len(items)
+    assert sum(one.items * one.score for one in bins) == pytest.approx(scores.sum())
+    assert sum(one.items * one.positive for one in bins) == pytest.approx(labels.sum())
+    assert [one.score for one in bins] == sorted(one.score for one in bins)
 
 
 @pytest.mark.parametrize("true", [0.5, 2.0, 4.0])
