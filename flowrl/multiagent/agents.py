@@ -190,7 +190,7 @@ def _rows(hyper: Hyperparameters, rollout: Rollout) -> Rows:
     advantage = gae.advantages(
         rollout.reward,
         rollout.value,
-        boundaries=rollout.done,
+        following=1.0 - rollout.done,
         last_value=rollout.last_value,
         gamma=hyper.gamma,
         lam=hyper.gae_lambda,
@@ -259,8 +259,10 @@ def _hyperparameters(config: LearnerConfig, number: int) -> Hyperparameters:
     def of_all(name: str) -> jax.Array:
         return jnp.broadcast_to(jnp.asarray(getattr(config, name), jnp.float32), (number,))
 
-    own = Hyperparameters._fields[:-1]  # worlds of several agents have no cells to explore
-    return Hyperparameters(*map(of_all, own), coverage_bonus=jnp.zeros(number))
+    # Worlds of several agents have no cells to explore, and no plan to hand over.
+    none = dict.fromkeys(("coverage_bonus", "handover_credit"), jnp.zeros(number))
+    own = [name for name in Hyperparameters._fields if name not in none]
+    return Hyperparameters(*map(of_all, own), **none)
 
 
 def _keys(policy: Policy, key: jax.Array) -> jax.Array:

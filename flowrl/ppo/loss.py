@@ -23,6 +23,7 @@ class Hyperparameters(NamedTuple):
     vf_coef: Any
     max_grad_norm: Any
     coverage_bonus: Any
+    handover_credit: Any
 
     @classmethod
     def of(cls, config: PPOConfig, lr: Any) -> Hyperparameters:
