@@ -122,20 +122,20 @@ def _chosen(success: np.ndarray, first: int, failed: int) -> list[int]:
 
 def _columns(tallies: Sequence[Tally], chosen: Sequence[int]) -> dict[str, np.ndarray]:
     """The arrays of `RecordedEpisodes`, of these episodes."""
-    episodes = [divmod(number, ROWS) for number in chosen]
-    ends = [tallies[block].length[row] for block, row in episodes]
-    timesteps = {
-        name: [
-            tallies[block].seen[name][:end, row]
-            for (block, row), end in zip(episodes, ends, strict=True)
-        ]
-        for name in tallies[0].seen
-    }
+    episodes = [(tallies[number // ROWS], number % ROWS) for number in chosen]
+    none, ends = tallies[0], [int(tally.length[row]) for tally, row in episodes]
+
+    def timesteps(name: str) -> np.ndarray:
+        parts = (tally.seen[name][:end, row] for (tally, row), end in zip(episodes, ends, strict=True))
+        return np.concatenate([none.seen[name][:0, 0], *parts])
+
     return {
         "lengths": np.array(ends, np.int32),
-        "success": np.array([tallies[block].success[row, -1] for block, row in episodes]),
-        "world_keys": np.stack([tallies[block].world_keys[row] for block, row in episodes]),
-        **{name: np.concatenate(parts) for name, parts in timesteps.items()},
+        "success": np.array([tally.success[row, -1] for tally, row in episodes], bool),
+        "world_keys": np.concatenate(
+            [none.world_keys[:0], *(tally.world_keys[row][None] for tally, row in episodes)]
+        ),
+        **{name: timesteps(name) for name in none.seen},
     }
 
 
