@@ -126,7 +126,9 @@ def _columns(tallies: Sequence[Tally], chosen: Sequence[int]) -> dict[str, np.nd
     none, ends = tallies[0], [int(tally.length[row]) for tally, row in episodes]
 
     def timesteps(name: str) -> np.ndarray:
-        parts = (tally.seen[name][:end, row] for (tally, row), end in zip(episodes, ends, strict=True))
+        parts = (
+            tally.seen[name][:end, row] for (tally, row), end in zip(episodes, ends, strict=True)
+        )
         return np.concatenate([none.seen[name][:0, 0], *parts])
 
     return {

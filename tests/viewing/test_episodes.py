@@ -113,7 +113,9 @@ def test_a_packed_file_is_refused_unread(tmp_path):
 def test_a_length_that_no_array_has_is_refused():
     remade = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(packed(record=np.array("a")))) as found:
-        member = found.read("record.npy").replace(b"(), }" + b" " * 30, b"(1" + b"0" * 28 + b",), }")
+        member = found.read("record.npy").replace(
+            b"(), }" + b" " * 30, b"(1" + b"0" * 28 + b",), }"
+        )
     with zipfile.ZipFile(remade, "w") as made:
         made.writestr("record.npy", member)
     with pytest.raises(FileRefusedError, match=r"episodes\.npz cannot be read.*; record again"):
