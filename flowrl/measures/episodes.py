@@ -30,7 +30,6 @@ _FORMS = {
     "lengths": (0, "int32", False),
     "success": (0, "bool", False),
     "actions": (0, "int16", True),
-    "steps": (0, "int16", True),
     "step_keys": (1, "uint32", True),
     "rewards": (0, "float32", True),
     "digests": (0, "uint32", True),
@@ -70,8 +69,6 @@ class RecordedEpisode:
     success: bool
     actions: np.ndarray
     """int16[T]"""
-    steps: np.ndarray
-    """int16[T]: the plan's step in which each action was taken, from 0."""
     step_keys: np.ndarray
     """uint32[T, …]: of what the game draws in each timestep."""
     rewards: np.ndarray

@@ -30,7 +30,6 @@ def recorded(lengths: Sequence[int]) -> RecordedEpisodes:
         "lengths": np.array(lengths, np.int32),
         "success": np.arange(len(lengths)) % 2 == 0,
         "actions": np.arange(total, dtype=np.int16),
-        "steps": np.zeros(total, np.int16),
         "step_keys": np.arange(2 * total, dtype=np.uint32).reshape(-1, 2),
         "rewards": np.arange(total, dtype=np.float32),
         "digests": np.arange(total, dtype=np.uint32),
