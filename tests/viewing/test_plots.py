@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from xml.etree import ElementTree
 
 import pytest
@@ -56,6 +57,14 @@ def test_shares_are_those_of_the_newest_episodes(seed, updates):
         done = sum(line[f"done/{STEPS[-1]}"] for line in newest)
         assert curves[-1].success[-1] == pytest.approx(done / episodes)
         assert curves[-1].places[-1] == 4096 * updates
+
+
+def test_a_long_run_of_long_episodes_is_counted_in_seconds():
+    """Hours of a game in which few episodes end between two lines."""
+    lines = [{key: int(n > 40) for key, n in line.items()} for line in lines_of(1, updates=5000)]
+    before = time.monotonic()
+    step_curves(lines)
+    assert time.monotonic() - before < 10
 
 
 def test_a_skill_trains_from_its_start_to_what_follows():
