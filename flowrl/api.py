@@ -117,6 +117,7 @@ def evaluate(  # noqa: PLR0913 — the flags of its command
     said, _, recorded = confined_run(order, graph_paths, run, how=sandbox).partition(b"\n")
     if record or record_failures:
         decode_episodes(recorded, "what the evaluation recorded")
+        existing_graph(graph_paths.root)  # it may have been removed meanwhile
         storage.write_atomic(episodes_file(graph_paths, run), recorded)
     return records.from_json(EvaluationReport, json.loads(said))
 

@@ -51,13 +51,14 @@ def skill_document(graph_paths: GraphPaths, row: SkillRow) -> dict[str, Any]:
 
 
 def film_of_skill(graph_paths: GraphPaths, row: SkillRow) -> Path | None:
-    """Return the film in a skill's archive, a plain file to which no link leads; None without."""
+    """Return the newest film of a skill's archive, a plain file without links; None without."""
     if row.expert is None:
         return None
     folder = graph_paths.archive(row.expert, row.skill).folder
     real = graph_paths.root.resolve() / folder.relative_to(graph_paths.root)
     films = (folder / name for name in FILMS)
-    return next((one for one in films if one.is_file() and one.resolve() == real / one.name), None)
+    plain = [one for one in films if one.is_file() and one.resolve() == real / one.name]
+    return max(plain, key=lambda film: film.stat().st_mtime, default=None)
 
 
 def merges_document(graph_paths: GraphPaths) -> list[dict[str, Any]]:
