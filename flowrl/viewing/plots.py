@@ -26,7 +26,7 @@ _OTHER = "#0072B2"  # what still runs or waits
 _RETRY = {"hatch": "xxx", "edgecolor": "#555555"}
 # How high the bar of a status is, and its look; that of a run has its skill's colour.
 _PHASES: Mapping[str, tuple[str, float, Any]] = {
-    "waiting": ("waits for a slot", 0.12, {"facecolor": "#999999"}),
+    "waiting": ("waits for a slot, or to retry", 0.12, {"facecolor": "#999999"}),
     "preparing": ("prepares", 0.8, {"facecolor": "white", "edgecolor": "#555", "hatch": "////"}),
     "running": ("trains", 0.8, {}),
     "merging": ("merges", 0.8, {"facecolor": "#333333"}),
