@@ -264,13 +264,13 @@ class Agent:
         def acts(state: WalkState) -> _Acted:
             nonlocal taken
             now, taken = min(taken, length - 1), taken + 1
-            key = jax.random.wrap_key_data(jnp.asarray(episode.step_keys[now]))
+            key = _key_of(episode, episode.step_keys[now])
             digest, acted = repeat(key, state, np.int32(episode.actions[now]))
             same = taken <= length and digest == episode.digests[now]
             _check_replay(episode, taken, bool(same and acted[3].reward == episode.rewards[now]))
             return acted
 
-        world_key = jax.random.wrap_key_data(jnp.asarray(episode.world_key))
+        world_key = _key_of(episode, episode.world_key)
         yield from self._steps(expert, world_key, acts, self._draw if frames else None)
         _check_replay(episode, taken, taken == length)
 
@@ -366,6 +366,15 @@ def _repeat(
     digest, (observation, state) = world_digest(state.world, state.task), env.observe(state)
     state, output = env.advance(key, state, action)
     return digest, (state, observation, action, output)
+
+
+def _key_of(episode: RecordedEpisode, words: np.ndarray) -> jax.Array:
+    """A random key of its recorded words."""
+    try:
+        return jax.random.wrap_key_data(jnp.asarray(words))
+    except TypeError as error:
+        what = f"recorded episode {episode.number} has keys of {len(words)} words"
+        raise FileRefusedError(f"{what}, which this JAX does not use; record it again") from error
 
 
 def _check_replay(episode: RecordedEpisode, timestep: int, same: bool) -> None:

@@ -117,6 +117,7 @@ def evaluate(  # noqa: PLR0913 — the flags of its command
     said, _, recorded = confined_run(order, graph_paths, run, how=sandbox).partition(b"\n")
     if record or record_failures:
         decode_episodes(recorded, "what the evaluation recorded")
+        existing_graph(graph_paths.root)  # it may have been removed meanwhile
         storage.write_atomic(episodes_file(graph_paths, run), recorded)
     return records.from_json(EvaluationReport, json.loads(said))
 
@@ -134,18 +135,17 @@ class PlayOrder:
 
     def work(self) -> int:
         """Play in this process; print the report as JSON on a line, and after it episodes.npz."""
-        from flowrl.evaluation import evaluate, evaluate_recorded
+        from flowrl.evaluation import evaluate
 
-        asked = GraphPaths(self.graph_path), self.skill
-        limits = {"episodes": self.episodes, "seed": self.seed}
-        recorded = b""
-        if self.record or self.record_failures:
-            report, episodes = evaluate_recorded(
-                *asked, **limits, first=self.record, failed=self.record_failures
-            )
-            recorded = episodes.encode()
-        else:
-            report = evaluate(*asked, **limits)
+        report, episodes = evaluate(
+            GraphPaths(self.graph_path),
+            self.skill,
+            episodes=self.episodes,
+            seed=self.seed,
+            first=self.record,
+            failed=self.record_failures,
+        )
+        recorded = episodes.encode() if episodes else b""
         sys.stdout.buffer.write(json.dumps(asdict(report)).encode() + b"\n" + recorded)
         return 0
 

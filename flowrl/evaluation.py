@@ -86,29 +86,29 @@ Play = Callable[[Any, jax.Array, int], Tally]
 register_results(Tally)
 
 
-def evaluate(graph_paths: GraphPaths, skill: str, *, episodes: int, seed: int) -> EvaluationReport:
+def evaluate(
+    graph_paths: GraphPaths,
+    skill: str,
+    *,
+    episodes: int,
+    seed: int,
+    first: int = 0,
+    failed: int = 0,
+) -> tuple[EvaluationReport, RecordedEpisodes | None]:
     """Play `episodes` episodes, each in a fresh world of its own.
+
+    Records the `first` ones and the first `failed` ones that fail, if there are to be any.
 
     Raises:
       ExpertMissingError: no such skill is merged.
       ExpertCorruptError: an expert's files are not those that were merged.
       FalseGainError: a step is done without what its skill gains.
     """
-    store = ExpertStore(graph_paths)
-    played = _play(store, skill, episodes=episodes, seed=seed)
-    return _report(graph_paths.root, store.manifest().generation, played)
-
-
-def evaluate_recorded(
-    graph_paths: GraphPaths, skill: str, *, episodes: int, seed: int, first: int, failed: int
-) -> tuple[EvaluationReport, RecordedEpisodes]:
-    """Evaluate, and record the `first` episodes and the first `failed` ones that fail.
-
-    Raises as `evaluate`.
-    """
-    store = ExpertStore(graph_paths)
-    played = _play(store, skill, episodes=episodes, seed=seed, watch=_recorded)
+    store, watch = ExpertStore(graph_paths), _recorded if first or failed else None
+    played = _play(store, skill, episodes=episodes, seed=seed, watch=watch)
     report = _report(graph_paths.root, store.manifest().generation, played)
+    if watch is None:
+        return report, None
     run, _, tallies = played
     origin = EpisodesOrigin.of(run, generation=report.generation, seed=seed)
     chosen = _chosen(np.concatenate([tally.success[:, -1] for tally in tallies]), first, failed)
@@ -122,20 +122,22 @@ def _chosen(success: np.ndarray, first: int, failed: int) -> list[int]:
 
 def _columns(tallies: Sequence[Tally], chosen: Sequence[int]) -> dict[str, np.ndarray]:
     """The arrays of `RecordedEpisodes`, of these episodes."""
-    episodes = [divmod(number, ROWS) for number in chosen]
-    ends = [tallies[block].length[row] for block, row in episodes]
-    timesteps = {
-        name: [
-            tallies[block].seen[name][:end, row]
-            for (block, row), end in zip(episodes, ends, strict=True)
-        ]
-        for name in tallies[0].seen
-    }
+    episodes = [(tallies[number // ROWS], number % ROWS) for number in chosen]
+    none, ends = tallies[0], [int(tally.length[row]) for tally, row in episodes]
+
+    def timesteps(name: str) -> np.ndarray:
+        parts = (
+            tally.seen[name][:end, row] for (tally, row), end in zip(episodes, ends, strict=True)
+        )
+        return np.concatenate([none.seen[name][:0, 0], *parts])
+
     return {
         "lengths": np.array(ends, np.int32),
-        "success": np.array([tallies[block].success[row, -1] for block, row in episodes]),
-        "world_keys": np.stack([tallies[block].world_keys[row] for block, row in episodes]),
-        **{name: np.concatenate(parts) for name, parts in timesteps.items()},
+        "success": np.array([tally.success[row, -1] for tally, row in episodes], bool),
+        "world_keys": np.concatenate(
+            [none.world_keys[:0], *(tally.world_keys[row][None] for tally, row in episodes)]
+        ),
+        **{name: timesteps(name) for name in none.seen},
     }
 
 
@@ -305,7 +307,6 @@ def _recorded(env: BatchedEnv, timestep: PlayedTimestep) -> dict[str, jax.Array]
     keys = env.step_keys(timestep.key, len(timestep.actions))
     return {
         "actions": timestep.actions.astype(jnp.int16),
-        "steps": walk.task.astype(jnp.int16),
         "step_keys": jax.random.key_data(keys),
         "rewards": timestep.output.reward,
         "digests": jax.vmap(world_digest)(walk.world, walk.task),

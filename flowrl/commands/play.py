@@ -83,6 +83,8 @@ class PlayCommand(GraphCommand):
             show(played, sys.stdout, fps=self.fps, columns=columns, rows=rows)
             return 0
         content = encoded(played, output.suffix, fps=self.fps)
+        if self.keep:
+            existing_graph(self.graph_path)  # it may have been removed meanwhile
         storage.make_dir(output.parent)
         storage.write_atomic(output, content)
         seconds = len(played.frames) / self.fps + sum(played.holds)

@@ -13,7 +13,6 @@ from flowrl import console, storage
 from flowrl.arguments import ReportCommand
 from flowrl.errors import ConfigError
 from flowrl.output import check_output
-from flowrl.parallel.state import StateFile
 from flowrl.parallel.status import percent
 from flowrl.paths import RunPaths, SweepPaths, existing_graph, graph_or_sweep, printable
 from flowrl.reports.status import find_row, read_rows
@@ -22,7 +21,7 @@ from flowrl.tuning.trials import open_sweep, read_trials
 from flowrl.viewing.curves import metric_picture, read_lines, skill_picture
 from flowrl.viewing.drawing import ENDINGS, Picture
 from flowrl.viewing.judges import judges_picture
-from flowrl.viewing.plots import compare_picture, graph_picture, needs_picture, newest_metrics
+from flowrl.viewing.plots import compare_picture, graph_picture, needs_picture, newest_run
 from flowrl.viewing.sweeps import sweep_picture
 
 
@@ -95,15 +94,12 @@ class PlotCommand(ReportCommand):
         rows = read_rows(graph_paths)
         if self.skill is not None:
             row = find_row(rows, self.skill, root)
-            return self._of_run(row.skill, newest_metrics(graph_paths, row))
+            newest = newest_run(graph_paths, row)
+            return self._of_run(row.skill, newest and newest.metrics)
         if isinstance(graph_paths, SweepPaths):
             sweep = open_sweep(graph_paths)
             return sweep_picture(sweep, read_trials(sweep)[0])
-        state = StateFile(graph_paths.scheduler_state).load()
-        needs = {name: entry.needs for name, entry in state.entries.items()} if state else {}
-        if self.graph:
-            return needs_picture(str(root), rows, needs)
-        return graph_picture(graph_paths, rows, needs)
+        return needs_picture(str(root), rows) if self.graph else graph_picture(graph_paths, rows)
 
     def _of_run(self, title: str, path: Path | None) -> Picture:
         """The picture of a run's figures: those of independent agents are their returns."""

@@ -23,13 +23,13 @@ from flowrl.storage import arrays, records
 from flowrl.storage.records import Natural, Word
 
 _AGAIN = "record again with flowrl evaluate --record"
+_MOST_BYTES = 2**30  # of the file: 50 million timesteps
 # Axes beside the first, types and whether the first axis counts timesteps, not episodes.
 _FORMS = {
     "world_keys": (1, "uint32", False),
     "lengths": (0, "int32", False),
     "success": (0, "bool", False),
     "actions": (0, "int16", True),
-    "steps": (0, "int16", True),
     "step_keys": (1, "uint32", True),
     "rewards": (0, "float32", True),
     "digests": (0, "uint32", True),
@@ -69,8 +69,6 @@ class RecordedEpisode:
     success: bool
     actions: np.ndarray
     """int16[T]"""
-    steps: np.ndarray
-    """int16[T]: the plan's step in which each action was taken, from 0."""
     step_keys: np.ndarray
     """uint32[T, …]: of what the game draws in each timestep."""
     rewards: np.ndarray
@@ -143,7 +141,8 @@ def read_episodes(graph_paths: GraphPaths, run: TrainingRun) -> RecordedEpisodes
     path = episodes_file(graph_paths, run)
     if not path.exists():
         raise FileRefusedError(f"no episode of {run.skill} is recorded; {_AGAIN}")
-    episodes = decode_episodes(storage.read_bytes(path, remedy=_AGAIN), str(path))
+    content = storage.read_bytes(path, limit_bytes=_MOST_BYTES, remedy=_AGAIN)
+    episodes = decode_episodes(content, str(path))
     if episodes.origin.skill != run.skill or episodes.origin.module != run.module_sha256:
         raise FileRefusedError(f"{path} is of another run than the one that is merged; {_AGAIN}")
     return episodes

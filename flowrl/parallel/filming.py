@@ -13,17 +13,19 @@ import sys
 import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
+from threading import Event
 
 from flowrl import notices
 from flowrl.config import VideoAfter
-from flowrl.errors import format_error
+from flowrl.errors import FlowrlError, format_error
 from flowrl.parallel.status import Completed, Entry
 from flowrl.paths import GraphPaths, RunPaths, printable
+from flowrl.runs import read_run
 
 FILMING = "filming"  # the notice
 _EPISODES = 2
 _POLL_SECONDS, _ARCHIVING_SECONDS = 0.5, 120.0
-_LIMIT_SECONDS = 3600.0
+_LIMIT_SECONDS, _ENDING_SECONDS = 3600.0, 5.0
 _LOWEST = 19
 logger = logging.getLogger(__name__)
 
@@ -35,20 +37,15 @@ class Filmer:
         """Take the folder; `when` says after which ends a film is made."""
         self._when, self._graph_paths = when, graph_paths
         self._pool, self._films = ThreadPoolExecutor(1), list[Future[None]]()
-        self._child: subprocess.Popen[bytes] | None = None
-        self._leaving = False
+        self._leaving = Event()
 
     def __enter__(self) -> Filmer:
         return self
 
     def __exit__(self, *_: object) -> None:
         """Leave out the films that are not made yet."""
-        self._leaving = True
-        self._pool.shutdown(wait=False, cancel_futures=True)
-        child = self._child
-        if child is not None and child.poll() is None:
-            with suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
+        self._leaving.set()
+        self._pool.shutdown(cancel_futures=True)
 
     def finish(self) -> None:
         """Wait for all films that are asked for."""
@@ -61,18 +58,20 @@ class Filmer:
         """Film a skill if it is completed."""
         if self._when == "success" and isinstance(entry.status, Completed):
             archive = self._graph_paths.archive(entry.expert or 0, entry.skill)
-            self._films.append(self._pool.submit(self._film, entry.skill, archive))
+            run_id = entry.status.run_id
+            self._films.append(self._pool.submit(self._film, entry.skill, archive, run_id))
 
-    def _film(self, skill: str, archive: RunPaths) -> None:
+    def _film(self, skill: str, archive: RunPaths, run_id: str) -> None:
         """Make one film; a failure is the notice."""
         until = time.monotonic() + _ARCHIVING_SECONDS  # a merged run is archived a little later
-        while not archive.run_json.exists() and time.monotonic() < until and not self._leaving:
-            time.sleep(_POLL_SECONDS)
+        while not _is_of(archive, run_id) and time.monotonic() < until:
+            if self._leaving.wait(_POLL_SECONDS):
+                return
         try:
-            problem = "" if self._leaving else self._problem(skill)
-        except (OSError, subprocess.TimeoutExpired) as error:
+            problem = self._problem(skill)
+        except OSError as error:
             problem = format_error(error)
-        if problem and not self._leaving:
+        if problem and not self._leaving.is_set():
             text = f"no film of {printable(skill)}: {printable(problem)}"
             logger.warning(text)
             with suppress(OSError):  # a full disk; the log has it
@@ -82,15 +81,33 @@ class Filmer:
         """Return why there is no film, "" if there is one."""
         words = [sys.executable, "-m", "flowrl.cli", "play", str(self._graph_paths.root)]
         words += [f"--skill={skill}", "--keep", f"--episodes={_EPISODES}"]
-        out, null = subprocess.PIPE, subprocess.DEVNULL
-        child = self._child = subprocess.Popen(
-            words, stdin=null, stdout=null, stderr=out, start_new_session=True
-        )
+        out, null, said = subprocess.PIPE, subprocess.DEVNULL, None
+        until = time.monotonic() + _LIMIT_SECONDS
+        child = subprocess.Popen(words, stdin=null, stdout=null, stderr=out, start_new_session=True)
         os.setpriority(os.PRIO_PROCESS, child.pid, _LOWEST)
-        try:
-            _, said = child.communicate(timeout=_LIMIT_SECONDS)
-        finally:
-            if child.poll() is None:
-                os.killpg(child.pid, signal.SIGKILL)
+        while said is None and time.monotonic() < until and not self._leaving.is_set():
+            with suppress(subprocess.TimeoutExpired):
+                _, said = child.communicate(timeout=_POLL_SECONDS)
+        if said is None:
+            _end(child)
+            return f"ended after {_LIMIT_SECONDS:g} seconds"
         last = said.decode(errors="replace").strip().rpartition("\n")[2]
         return f"exit code {child.returncode}: {last}" if child.returncode else ""
+
+
+def _is_of(archive: RunPaths, run_id: str) -> bool:
+    """Return whether the archive of a skill is that of this run, not of an earlier one."""
+    try:
+        return archive.run_json.exists() and read_run(archive).run_id == run_id
+    except (FlowrlError, OSError):
+        return False
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """End `flowrl play`: SIGTERM lets it end the confined process, which has its own session."""
+    child.terminate()
+    try:
+        child.communicate(timeout=_ENDING_SECONDS)
+    except subprocess.TimeoutExpired:
+        os.killpg(child.pid, signal.SIGKILL)
+        child.communicate()

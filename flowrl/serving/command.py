@@ -69,9 +69,9 @@ class ServeCommand:
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         try:
             return socket.create_server((self.host, self.port), family=family)
-        except OSError as error:
-            where = f"{self.host}:{self.port}"
-            if error.errno == errno.EADDRINUSE:
+        except (OSError, TypeError) as error:  # TypeError: a name that cannot be encoded
+            where = printable(f"{self.host}:{self.port}")
+            if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
                 raise ConfigError(f"{where} is in use; choose another --port") from error
             problem = f"cannot listen at {where} ({format_error(error)})"
             raise ConfigError(f"{problem}; choose another --host or --port") from error

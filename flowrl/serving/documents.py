@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from itertools import zip_longest
@@ -21,7 +21,7 @@ from flowrl.redaction import cleaned
 from flowrl.reports.status import SkillRow, settings
 from flowrl.viewing.curves import read_lines, step_curves
 from flowrl.viewing.film import KEPT
-from flowrl.viewing.plots import newest_metrics
+from flowrl.viewing.plots import newest_run
 
 FILMS = {KEPT[0]: "video/mp4", KEPT[1]: "image/gif"}
 _POINTS = 1000  # of a curve, about
@@ -30,22 +30,35 @@ _POINTS = 1000  # of a curve, about
 def skill_document(graph_paths: GraphPaths, row: SkillRow) -> dict[str, Any]:
     """Return what is known of a skill besides its row; `problems` says which files are refused."""
     found: dict[str, Any] = {"problems": []}
-    for name, read in _PARTS.items() if row.expert is not None else ():
+    place = newest_run(graph_paths, row)
+    if place is None:
+        return found
+    parts: dict[str, Callable[[], Any]] = {
+        "plan": lambda: _plan(place, row),
+        "why": lambda: _why(graph_paths, row),
+        "curves": lambda: _curves(place),
+        "returns": lambda: _returns(place),
+        "log": lambda: cleaned(read_log_tail(place.training_log), ()) or row.log,
+        "settings": lambda: settings(graph_paths, [row]),
+        "film": lambda: (film := film_of_skill(graph_paths, row)) and film.name,
+    }
+    for name, read in parts.items():
         try:
-            found[name] = read(graph_paths, row)
+            found[name] = read()
         except (FlowrlError, OSError) as error:
             found["problems"].append(format_error(error))
     return found
 
 
 def film_of_skill(graph_paths: GraphPaths, row: SkillRow) -> Path | None:
-    """Return the film in a skill's archive, a plain file to which no link leads; None without."""
+    """Return the newest film of a skill's archive, a plain file without links; None without."""
     if row.expert is None:
         return None
     folder = graph_paths.archive(row.expert, row.skill).folder
     real = graph_paths.root.resolve() / folder.relative_to(graph_paths.root)
     films = (folder / name for name in FILMS)
-    return next((one for one in films if one.is_file() and one.resolve() == real / one.name), None)
+    plain = [one for one in films if one.is_file() and one.resolve() == real / one.name]
+    return max(plain, key=lambda film: film.stat().st_mtime, default=None)
 
 
 def merges_document(graph_paths: GraphPaths) -> list[dict[str, Any]]:
@@ -71,15 +84,8 @@ def merges_document(graph_paths: GraphPaths) -> list[dict[str, Any]]:
     return found[::-1]
 
 
-def _newest(graph_paths: GraphPaths, row: SkillRow) -> RunPaths:
-    """The folder of a skill's newest run, or else its archive."""
-    assert row.expert is not None
-    run = graph_paths.run(row.expert, row.skill)
-    return run if run.run_json.exists() else graph_paths.archive(row.expert, row.skill)
-
-
-def _plan(graph_paths: GraphPaths, row: SkillRow) -> list[dict[str, Any]]:
-    place, success = _newest(graph_paths, row), row.step_success
+def _plan(place: RunPaths, row: SkillRow) -> list[dict[str, Any]]:
+    success = row.step_success
     if not place.run_json.exists():
         return []
     if not success and place.result_json.exists():
@@ -93,36 +99,18 @@ def _why(graph_paths: GraphPaths, row: SkillRow) -> dict[str, Any] | None:
     return {"line": found.line, **asdict(found)} if found else None
 
 
-def _curves(graph_paths: GraphPaths, row: SkillRow) -> list[dict[str, Any]]:
-    path = newest_metrics(graph_paths, row)
-    lines = read_lines(path) if path else []
-    curves = step_curves(lines[:: -max(1, len(lines) // _POINTS)][::-1])  # with the last line
-    return [{"skill": one.skill, "frames": one.places, "success": one.success} for one in curves]
+def _curves(place: RunPaths) -> list[dict[str, Any]]:
+    return [
+        {"skill": one.skill, "frames": _thinned(one.places), "success": _thinned(one.success)}
+        for one in step_curves(read_lines(place.metrics))
+    ]
 
 
-def _returns(graph_paths: GraphPaths, row: SkillRow) -> dict[str, list[float]]:
-    path = newest_metrics(graph_paths, row)
-    curve = [one for one in (read_curve(path) if path else ()) if math.isfinite(one.episode_return)]
-    curve = curve[:: -max(1, len(curve) // _POINTS)][::-1]
-    returns = [one.episode_return for one in curve]
-    return {"frames": [one.frames for one in curve], "returns": returns}
+def _returns(place: RunPaths) -> dict[str, Sequence[float]]:
+    curve = _thinned([p for p in read_curve(place.metrics) if math.isfinite(p.episode_return)])
+    return {"frames": [p.frames for p in curve], "returns": [p.episode_return for p in curve]}
 
 
-def _log(graph_paths: GraphPaths, row: SkillRow) -> tuple[str, ...]:
-    return cleaned(read_log_tail(_newest(graph_paths, row).training_log), ()) or row.log
-
-
-def _film_name(graph_paths: GraphPaths, row: SkillRow) -> str | None:
-    film = film_of_skill(graph_paths, row)
-    return film.name if film else None
-
-
-_PARTS: dict[str, Callable[[GraphPaths, SkillRow], Any]] = {
-    "plan": _plan,
-    "why": _why,
-    "curves": _curves,
-    "returns": _returns,
-    "log": _log,
-    "settings": lambda graph_paths, row: settings(graph_paths, [row]),
-    "film": _film_name,
-}
+def _thinned(points: Sequence[Any]) -> Sequence[Any]:
+    """Return about `_POINTS` of the points, the last one among them."""
+    return points[:: -max(1, len(points) // _POINTS)][::-1]

@@ -12,12 +12,13 @@ from flowrl.errors import FlowrlError, format_error
 from flowrl.parallel.health import daemon_of
 from flowrl.paths import GraphPaths, graph_or_sweep
 from flowrl.reports.status import status_document
-from flowrl.serving.layout import places
+from flowrl.viewing.layout import graph_of, places
 
 POLL_SECONDS = 0.25
 _MOST_POLL_SECONDS = 0.6
 _REST = 4  # times as long as a look took nothing is read, so that a large graph costs little
 _BEAT_SECONDS = 5.0  # after which figures of running skills are read even if no file has changed
+_COLUMN, _ROW = 220, 56  # pixels between neighbours of the picture
 Document = Mapping[str, Any]
 
 
@@ -33,7 +34,7 @@ class GraphWatch:
         self._due = 0.0
         self._stamp: Any = None
         self._document: Document = {"graph": str(root), "skills": [], "problem": ""}
-        self._places: tuple[Any, dict[str, tuple[float, float]]] = (None, {})
+        self._places: tuple[Any, dict[str, tuple[int, float]]] = (None, {})
 
     async def newest(self) -> Document:
         """Return the document; the same object as before if nothing has changed."""
@@ -72,9 +73,10 @@ class GraphWatch:
         document = status_document(graph_paths)
         needs = {row["skill"]: row["needs"] for row in document["skills"]}
         if self._places[0] != needs:
-            self._places = (needs, places(needs))
+            self._places = (needs, places(graph_of(needs)))
         for row in document["skills"]:
-            row["x"], row["y"] = self._places[1][row["skill"]]
+            column, place = self._places[1][row["skill"]]
+            row["x"], row["y"] = column * _COLUMN, place * _ROW
         return document
 
 

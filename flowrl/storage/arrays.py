@@ -13,7 +13,7 @@ from flowrl.errors import FileRefusedError
 
 _UNREADABLE = (  # RuntimeError: an encrypted member, or a kind of zip that is unknown
     *(ValueError, KeyError, IndexError, TypeError, AttributeError, EOFError, OSError),
-    *(MemoryError, RuntimeError, zipfile.BadZipFile, zlib.error),
+    *(MemoryError, OverflowError, RuntimeError, zipfile.BadZipFile, zlib.error),
 )
 
 

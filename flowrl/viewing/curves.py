@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,28 +61,33 @@ def step_curves(lines: Lines, *, minutes: bool = False) -> list[StepCurve]:
     Each point counts the newest lines whose episodes are `EPISODES` or more.
     """
     names = [key.partition("/")[2] for key in (lines[-1] if lines else {}) if key[:6] == "begun/"]
-    curves = {name: ([], [], [], [], [], []) for name in names}
-    newest: list[Mapping[str, Any]] = []
-    for line in lines:
-        newest.append(line)
-        while len(newest) > 1 and _ended(newest[1:], names) >= EPISODES:
-            del newest[0]
-        episodes = _ended(newest, names)
-        for name in names if episodes else ():
-            done = sum(_count(each, f"done/{name}") for each in newest)
-            low, high = wilson(min(done, episodes), episodes)
-            died, cut = (
-                sum(_count(each, f"{key}/{name}") for each in newest) / episodes
-                for key in ("died", "cut")
+    ended = np.cumsum([0, *(_ended(line, names) for line in lines)], dtype=float)
+    points = np.flatnonzero(ended)  # lines, from 1
+    first = np.searchsorted(ended, ended[points] - EPISODES, side="right") - 1
+    first = np.maximum(first, 0)
+    episodes = ended[points] - ended[first]
+    places = tuple(_place(lines[point - 1], minutes) for point in points.tolist())
+
+    def newest(key: str) -> np.ndarray:
+        counted = np.cumsum([0, *(_count(line, key) for line in lines)], dtype=float)
+        return counted[points] - counted[first]
+
+    curves = []
+    for name in names:
+        done = np.minimum(newest(f"done/{name}"), episodes)
+        bounds = [wilson(int(n), int(of)) for n, of in zip(done, episodes, strict=True)]
+        curves.append(
+            StepCurve(
+                skill=_words(name),
+                places=places,
+                success=tuple((done / episodes).tolist()),
+                low=tuple(low for low, _ in bounds),
+                high=tuple(high for _, high in bounds),
+                died=tuple((newest(f"died/{name}") / episodes).tolist()),
+                cut=tuple((newest(f"cut/{name}") / episodes).tolist()),
             )
-            point = (_place(line, minutes), min(done / episodes, 1.0), low, high, died, cut)
-            for column, value in zip(curves[name], point, strict=True):
-                column.append(value)
-    fields = ("places", "success", "low", "high", "died", "cut")
-    return [
-        StepCurve(skill=_words(name), **dict(zip(fields, map(tuple, columns), strict=True)))
-        for name, columns in curves.items()
-    ]
+        )
+    return curves
 
 
 def _words(name: str) -> str:
@@ -91,14 +96,11 @@ def _words(name: str) -> str:
     return (rest if number.isdecimal() else name).replace("_", " ")
 
 
-def _ended(lines: Iterable[Mapping[str, Any]], names: Sequence[str]) -> int:
-    """The episodes that ended in these lines; older lines say how: by death, a limit, success."""
+def _ended(line: Mapping[str, Any], names: Sequence[str]) -> int:
+    """The episodes that ended since the line before; older lines say how: died, cut or done."""
     lost = (f"{key}/{name}" for key in ("died", "cut") for name in names)
-    keys = [*lost, *(f"done/{name}" for name in names[-1:])]
-    return sum(
-        sum(_count(line, key) for key in (["episodes"] if "episodes" in line else keys))
-        for line in lines
-    )
+    keys = ["episodes"] if "episodes" in line else [*lost, *(f"done/{n}" for n in names[-1:])]
+    return sum(_count(line, key) for key in keys)
 
 
 def _count(line: Mapping[str, Any], key: str) -> int:

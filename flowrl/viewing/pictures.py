@@ -51,8 +51,9 @@ def recorded_pictures(
     """
     wanted = [episode for episode in recorded if not (failures and episode.success)]
     if not wanted:
-        problem = f"no failure of {skill} is recorded"
-        raise GraphError(f"{problem}; use flowrl evaluate --record_failures {episodes}")
+        what, flag = ("failure", "record_failures") if failures else ("episode", "record")
+        problem = f"no {what} of {skill} is recorded"
+        raise GraphError(f"{problem}; use flowrl evaluate --{flag} {episodes}")
     replays = (agent.replay(skill, episode, frames=True) for episode in wanted[:episodes])
     return _drawn(agent, skill, replays)
 

@@ -7,7 +7,6 @@ import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import networkx as nx
@@ -15,19 +14,19 @@ import networkx as nx
 from flowrl.errors import ConfigError, FileRefusedError
 from flowrl.experts.merge import wilson
 from flowrl.measures.objectives import Curve, read_curve
-from flowrl.paths import GraphPaths
+from flowrl.paths import GraphPaths, RunPaths
 from flowrl.reports.status import SkillRow
 from flowrl.viewing import drawing
-from flowrl.viewing.curves import EPISODES, read_lines
+from flowrl.viewing.curves import EPISODES, Lines, read_lines
 from flowrl.viewing.drawing import Picture, plain
+from flowrl.viewing.layout import graph_of, places
 
-NeedsOf = Mapping[str, Collection[str]]  # by skill
 _OF_STATUS = {"completed": "#009E73", "below goal": "#E69F00", "failed": "#D55E00"}
 _OTHER = "#0072B2"  # what still runs or waits
 _RETRY = {"hatch": "xxx", "edgecolor": "#555555"}
 # How high the bar of a status is, and its look; that of a run has its skill's colour.
 _PHASES: Mapping[str, tuple[str, float, Any]] = {
-    "waiting": ("waits for a slot", 0.12, {"facecolor": "#999999"}),
+    "waiting": ("waits for a slot, or to retry", 0.12, {"facecolor": "#999999"}),
     "preparing": ("prepares", 0.8, {"facecolor": "white", "edgecolor": "#555", "hatch": "////"}),
     "running": ("trains", 0.8, {}),
     "merging": ("merges", 0.8, {"facecolor": "#333333"}),
@@ -45,7 +44,7 @@ class Bar:
     retry: bool = False  # its attempt is not the first
 
 
-def bars(lines: Sequence[Mapping[str, Any]], needs: NeedsOf | None = None) -> list[Bar]:
+def bars(lines: Lines, needs: Mapping[str, Collection[str]]) -> list[Bar]:
     """The times of waiting, preparing, training and merging, from events.jsonl.
 
     What is under way ends with the last line; a skill waits for a slot once its needs are met.
@@ -70,7 +69,7 @@ def bars(lines: Sequence[Mapping[str, Any]], needs: NeedsOf | None = None) -> li
     found += [replace(bar, ended=minutes[-1]) for bar in under_way.values()]
     for place, bar in enumerate(found):
         if bar.status == "waiting":
-            since = (met.get(one, bar.ended) for one in (needs or {}).get(bar.skill, ()))
+            since = (met.get(one, bar.ended) for one in needs.get(bar.skill, ()))
             found[place] = replace(bar, begun=max(bar.begun, *since, 0.0))
     return [bar for bar in found if bar.begun < bar.ended or bar.status == "running"]
 
@@ -83,11 +82,12 @@ def _moment(line: Mapping[str, Any]) -> datetime:
         raise FileRefusedError(f"a line of events.jsonl is at {said}; remove the line") from error
 
 
-def graph_picture(graph_paths: GraphPaths, rows: Sequence[SkillRow], needs: NeedsOf) -> Picture:
+def graph_picture(graph_paths: GraphPaths, rows: Sequence[SkillRow]) -> Picture:
     """A row for each skill over the minutes of the graph: what it did then, and its success.
 
     ConfigError if nothing has trained yet.
     """
+    needs = {row.skill: row.needs for row in rows}
     found = bars(read_lines(graph_paths.events), needs)
     names = list(dict.fromkeys(bar.skill for bar in found if bar.status == "running"))
     if not names:
@@ -107,8 +107,8 @@ def graph_picture(graph_paths: GraphPaths, rows: Sequence[SkillRow], needs: Need
             axes.barh(place, width, height, bar.begun, **look)
         runs = [bar for bar in own if bar.status == "running"]
         if row is not None and row.success_rate is not None:
-            path = newest_metrics(graph_paths, row)
-            minutes, success = _over_minutes(read_curve(path) if path else (), runs)
+            newest = newest_run(graph_paths, row)
+            minutes, success = _over_minutes(read_curve(newest.metrics) if newest else (), runs)
             floor = place + 0.4
             tops = [floor - 0.8 * share for share in success]
             axes.fill_between(minutes, tops, floor, color=colour, linewidth=0)
@@ -137,14 +137,12 @@ def _explain(figure: Any) -> None:
     figure.legend(handles=patches, ncols=4, loc="outside lower center", **drawing.LEGEND)
 
 
-def newest_metrics(graph_paths: GraphPaths, row: SkillRow) -> Path | None:
-    """The figures of a skill's newest run, in its folder or in the archive; None if it has none."""
+def newest_run(graph_paths: GraphPaths, row: SkillRow) -> RunPaths | None:
+    """The folder of a skill's newest run, or the archive; None if it has had no run."""
     if row.expert is None:
         return None
-    run, archive = (
-        place(row.expert, row.skill).metrics for place in (graph_paths.run, graph_paths.archive)
-    )
-    return run if run.exists() else archive
+    run = graph_paths.run(row.expert, row.skill)
+    return run if run.run_json.exists() else graph_paths.archive(row.expert, row.skill)
 
 
 def _over_minutes(curve: Curve, own: Sequence[Bar]) -> tuple[list[float], list[float]]:
@@ -165,43 +163,43 @@ def _over_minutes(curve: Curve, own: Sequence[Bar]) -> tuple[list[float], list[f
     return list(minutes), list(success)
 
 
-def needs_picture(title: str, rows: Sequence[SkillRow], needs: NeedsOf) -> Picture:
+def needs_picture(title: str, rows: Sequence[SkillRow]) -> Picture:
     """The graph of skills, each right of all that it needs, coloured by its success.
 
     ConfigError if there is no skill.
     """
-    graph = nx.DiGraph((one, name) for name in needs for one in needs[name] if one in needs)
-    graph.add_nodes_from(needs)
-    if not needs or not nx.is_directed_acyclic_graph(graph):
-        raise ConfigError(f"{title} has no skills whose needs can be drawn; plot it later")
-    success = {row.skill: row.success_rate for row in rows}
-    places: dict[str, tuple[float, float]] = {}
-    layers = [list(layer) for layer in nx.topological_generations(graph)]
-    for x, layer in enumerate(layers):
-        heights = {n: [places[one][1] for one in graph.predecessors(n)] for n in layer}
-        layer.sort(key=lambda name: sum(heights[name]) / max(len(heights[name]), 1))
-        places |= {name: (x, y - (len(layer) - 1) / 2) for y, name in enumerate(layer)}
-    most = max(map(len, layers))
-    figure, axes = drawing.figure_and_axes(1, (1.2 + 1.6 * len(layers), 0.8 + 0.55 * most))
+    if not rows:
+        raise ConfigError(f"{title} has no skill yet; plot it later")
+    graph = graph_of({row.skill: row.needs for row in rows})
+    spots = places(graph)
+    columns = 1 + max(column for column, _ in spots.values())
+    most = 1 + 2 * max(row for _, row in spots.values())
+    figure, axes = drawing.figure_and_axes(1, (1.2 + 1.6 * columns, 0.8 + 0.55 * most))
     for one, name in nx.transitive_reduction(graph).edges:
-        (x, y), (end, height) = places[one], places[name]
+        (x, y), (end, height) = spots[one], spots[name]
         arrow = {"arrowstyle": "-|>", "color": "#888888", "shrinkA": 0, "shrinkB": 0}
         axes.annotate("", (end - 0.27, height), (x, y), arrowprops=arrow, zorder=1)
     scale = drawing.scale_of_shares()
     figure.colorbar(scale, ax=axes, label="success in training", shrink=0.7, pad=0.02)
-    for name, place in places.items():
-        fill, ink, lines = "white", "black", [*map(plain, textwrap.wrap(name, 14)[:3])]
-        if (share := success.get(name)) is not None:
+    for row in rows:
+        fill, ink = "white", "black"
+        lines = [*map(plain, textwrap.wrap(row.skill, 14)[:3])]
+        if (share := row.success_rate) is not None:
             fill, ink = scale.to_rgba(share), "white" if share < 0.6 else "black"
             lines.append(f"{share:.0%}")
         look = {"bbox": {"boxstyle": "round,pad=0.4", "facecolor": fill, "edgecolor": "#555555"}}
         look |= {"ha": "center", "va": "center", "fontsize": 7, "color": ink}
-        axes.text(*place, "\n".join(lines), **look)
-    axes.set(title=plain(title), xlim=(-0.5, len(layers) - 0.5), ylim=(most / 2, -most / 2))
+        axes.text(*spots[row.skill], "\n".join(lines), **look)
+    axes.set(title=plain(title), xlim=(-0.5, columns - 0.5), ylim=(most / 2, -most / 2))
     axes.axis("off")
     table = [
-        {"skill": name, "layer": x, "success": success.get(name), "needs": ", ".join(needs[name])}
-        for name, (x, _) in places.items()
+        {
+            "skill": row.skill,
+            "column": spots[row.skill][0],
+            "success": row.success_rate,
+            "needs": ", ".join(row.needs),
+        }
+        for row in rows
     ]
     return Picture(title, figure, table)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flowrl import notices
+from flowrl import notices, runs
 from flowrl.errors import NameRefusedError
 from flowrl.parallel.filming import FILMING, Filmer
 from flowrl.parallel.status import Entry, Failed
@@ -33,13 +33,15 @@ def program(tmp_path, monkeypatch):
     return put
 
 
-def archived(graph_paths: GraphPaths, skill: str) -> Entry:
-    """The end of a skill that is merged and archived."""
-    entry = done(skill)
-    run_json = graph_paths.archive(3, skill).run_json
-    run_json.parent.mkdir(parents=True, exist_ok=True)
-    run_json.write_text("{}")
-    return entry
+def archived(graph_paths: GraphPaths, skill: str, *, run_id: str = "r") -> Entry:
+    """The end of a skill whose archive is that of a run: of the one that has ended, "r"."""
+    plan = (runs.PlannedStep(skill=skill, count=1, expert=3),)
+    facts = {"expert": 3, "attempt": 2, "experts": (3,), "ancestors": (), "config": {}}
+    run = runs.TrainingRun(run_id=run_id, skill=skill, plan=plan, **facts)
+    archive = graph_paths.archive(3, skill)
+    archive.folder.mkdir(parents=True, exist_ok=True)
+    runs.write_run(archive, run)
+    return done(skill)
 
 
 def test_each_completed_skill_is_filmed_and_no_other(graph_paths, tmp_path, program):
@@ -95,6 +97,30 @@ def test_leaving_ends_the_film_under_way_and_begins_no_other(graph_paths, tmp_pa
     time.sleep(0.2)
     assert begun.read_text().split() == [pid]
     assert notices.read(graph_paths) == {}
+
+
+def test_a_skill_that_is_merged_anew_is_filmed_once_its_new_run_is_archived(
+    graph_paths, tmp_path, program
+):
+    begun = tmp_path / "begun"
+    program(f"echo >> {shlex.quote(str(begun))}")
+    with Filmer("success", graph_paths) as filmer:
+        filmer.skill(archived(graph_paths, "Collect Wood", run_id="earlier"))
+        time.sleep(0.7)
+        assert not begun.exists()
+        archived(graph_paths, "Collect Wood")
+        filmer.finish()
+    assert begun.exists()
+
+
+def test_leaving_lets_the_film_end_the_session_that_it_has_started(graph_paths, tmp_path, program):
+    begun = tmp_path / "begun"
+    script = f"setsid sh -c 'echo $$ >> {shlex.quote(str(begun))}; exec sleep 60' &"
+    program(f'{script} trap "kill $!; exit" TERM; wait')
+    with Filmer("success", graph_paths) as filmer:
+        filmer.skill(archived(graph_paths, "Collect Wood"))
+        until(lambda: begun.exists() and begun.read_text().endswith("\n"))
+    until(lambda: not _runs(int(begun.read_text())), seconds=5)
 
 
 def _is_name(name: str) -> bool:

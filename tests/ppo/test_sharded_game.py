@@ -111,7 +111,7 @@ def test_their_experts_are_merged_and_evaluated_on_one_device(graph, tmp_path, p
         assert not done["already_merged"]
     assert WHY[policy] in done["experts"][0]["why"]
     if policy == "frame_average":
-        assert evaluate(graph_paths, SAPLING, episodes=8, seed=1).generation == 3
+        assert evaluate(graph_paths, SAPLING, episodes=8, seed=1)[0].generation == 3
 
 
 def merged_at_last(graph_paths: GraphPaths, place: Path, run_id: str, rule: MergeRule) -> dict:

@@ -318,10 +318,11 @@ def test_a_port_in_use_is_one_line(served, flowrl):
     assert said == f"flowrl: 127.0.0.1:{served.port} is in use; choose another --port\n"
 
 
-def test_a_host_that_is_not_here_is_one_line(tmp_path, flowrl):
+@pytest.mark.parametrize("host", ["192.0.2.1", "a..b", "é" * 80])
+def test_a_host_that_is_not_here_is_one_line(tmp_path, flowrl, host):
     root = save(tmp_path, ("A", DONE)).root
-    said = flowrl("serve", root, "--host=192.0.2.1", "--port=0", code=2).err
-    assert "cannot listen at 192.0.2.1:0 (" in said
+    said = flowrl("serve", root, f"--host={host}", "--port=0", code=2).err
+    assert f"cannot listen at {host}:0 (" in said
     assert "choose another --host or --port" in said
 
 

@@ -37,5 +37,5 @@ def events_of(*moves: tuple[float, str, str]) -> list[dict[str, str]]:
     ]
 
 
-def a_row(skill: str, **facts: Any) -> SkillRow:
-    return SkillRow(skill=skill, status="completed", expert=None, attempt=1, **facts)
+def a_row(skill: str, *, expert: int | None = None, **facts: Any) -> SkillRow:
+    return SkillRow(skill=skill, status="completed", expert=expert, attempt=1, **facts)

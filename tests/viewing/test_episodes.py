@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
+import zipfile
 from collections.abc import Sequence
 
 import jax
@@ -28,7 +30,6 @@ def recorded(lengths: Sequence[int]) -> RecordedEpisodes:
         "lengths": np.array(lengths, np.int32),
         "success": np.arange(len(lengths)) % 2 == 0,
         "actions": np.arange(total, dtype=np.int16),
-        "steps": np.zeros(total, np.int16),
         "step_keys": np.arange(2 * total, dtype=np.uint32).reshape(-1, 2),
         "rewards": np.arange(total, dtype=np.float32),
         "digests": np.arange(total, dtype=np.uint32),
@@ -108,6 +109,23 @@ def test_a_packed_file_is_refused_unread(tmp_path):
         decode_episodes(content, "episodes.npz")
 
 
+def test_a_length_that_no_array_has_is_refused():
+    remade = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(packed(record=np.array("a")))) as found:
+        member = found.read("record.npy").replace(
+            b"(), }" + b" " * 30, b"(1" + b"0" * 28 + b",), }"
+        )
+    with zipfile.ZipFile(remade, "w") as made:
+        made.writestr("record.npy", member)
+    with pytest.raises(FileRefusedError, match=r"episodes\.npz cannot be read.*; record again"):
+        decode_episodes(remade.getvalue(), "episodes.npz")
+
+
+def test_nothing_recorded_is_read_as_it_was_written():
+    """No episode has failed, and none but those were asked for."""
+    assert len(decode_episodes(recorded([]).encode(), "episodes.npz")) == 0
+
+
 @given(
     success=st.lists(st.booleans(), min_size=1, max_size=40),
     first=st.integers(0, 50),
@@ -133,7 +151,7 @@ def test_chosen_episodes_have_their_own_timesteps(data):
         tally = Tally(*[None] * 7)._replace(length=lengths, success=good)
         tallies.append(tally._replace(seen={"actions": cells}, world_keys=numbers[:, None]))
     everything = [ROWS * block + row for block in range(count) for row in range(4)]
-    chosen = data.draw(st.lists(st.sampled_from(everything), unique=True, min_size=1))
+    chosen = data.draw(st.lists(st.sampled_from(everything), unique=True))
     columns = _columns(tallies, chosen)
     assert columns["world_keys"][:, 0].tolist() == chosen
     want = [

@@ -205,7 +205,7 @@ class Lucky(Agent):
 def test_recorded_episodes_are_shown_as_far_as_there_are_some(monkeypatch):
     """The second and the fourth of five fail; a film of more than it holds is refused."""
     columns = {"lengths": np.ones(5, np.int32), "success": np.arange(5) % 2 == 0}
-    rows = ("world_keys", "actions", "steps", "step_keys", "rewards", "digests")
+    rows = ("world_keys", "actions", "step_keys", "rewards", "digests")
     columns |= {name: np.zeros(5, np.int32) for name in rows}
     origin = EpisodesOrigin(skill="a", env_name="b", module="c", generation=1, seed=2)
     recorded = RecordedEpisodes(origin=origin, columns=columns)

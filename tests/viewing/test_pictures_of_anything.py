@@ -80,9 +80,9 @@ def test_any_name_is_text_in_every_picture(name, tmp_path):
         (0, name, "waiting"), (1, name, "running"), (3, name, "merging"), (4, name, "completed")
     )
     graph_paths.events.write_text("".join(f"{json.dumps(line)}\n" for line in moves))
-    rows, needs = [a_row(name, success_rate=0.5)], {name: (), "B": (name,)}
-    shows_only(graph_picture(graph_paths, rows, needs))
-    shows_only(needs_picture(name, rows, needs))
+    rows = [a_row(name, success_rate=0.5), a_row(f"{name}B", needs=(name,))]
+    shows_only(graph_picture(graph_paths, rows))
+    shows_only(needs_picture(name, rows))
     shows_only(compare_picture({name: {name: 0.5, "B": 1.0}, "other": {name: 0.0}}))
     lines = lines_of(1, updates=4, steps=("0_Collect_Wood", f"1_{name}"))
     shows_only(skill_picture(name, lines))

@@ -1,4 +1,4 @@
-"""Places of skills in a picture of their graph; alone, since all else here reads files."""
+"""Places of skills in a picture of their graph: on the page, and in a file."""
 
 from __future__ import annotations
 
@@ -7,23 +7,27 @@ from statistics import fmean
 
 import networkx as nx
 
-_COLUMN, _ROW = 220, 56  # pixels between neighbours
 _PASSES = 4
 _LEAST_ROWS = 12
 
 
-def places(needs: Mapping[str, Sequence[str]]) -> dict[str, tuple[float, float]]:
-    """Return x and y of each skill in pixels: each stands to the right of its needs.
-
-    Rows are ordered by the mean place of neighbours. A layer that is too long has several columns.
-    """
-    graph: nx.DiGraph = nx.DiGraph()
+def graph_of(needs: Mapping[str, Sequence[str]]) -> nx.DiGraph:
+    """Return the graph from each skill to those that need it; no state has a circle."""
+    graph = nx.DiGraph((need, name) for name, own in needs.items() for need in own)
     graph.add_nodes_from(needs)
-    graph.add_edges_from((need, name) for name, own in needs.items() for need in own)
+    return graph
+
+
+def places(graph: nx.DiGraph) -> dict[str, tuple[int, float]]:
+    """Return the column and the row of each skill: it stands right of its needs.
+
+    Rows are ordered by the mean place of neighbours; 0 is in the middle of a column. A layer that
+    is too long has several columns.
+    """
     layers = [list(layer) for layer in nx.topological_generations(graph)]
     for number in range(_PASSES):
         _order(layers, graph.pred) if number % 2 == 0 else _order(layers[::-1], graph.succ)
-    most = max(_LEAST_ROWS, round((2 * len(needs)) ** 0.5))
+    most = max(_LEAST_ROWS, round((2 * len(graph)) ** 0.5))
     columns = [
         layer[start : start + size]
         for layer in layers
@@ -31,7 +35,7 @@ def places(needs: Mapping[str, Sequence[str]]) -> dict[str, tuple[float, float]]
         for start in range(0, len(layer), size)
     ]
     return {
-        name: (column * _COLUMN, (row - (len(names) - 1) / 2) * _ROW)
+        name: (column, row - (len(names) - 1) / 2)
         for column, names in enumerate(columns)
         for row, name in enumerate(names)
     }
