@@ -155,8 +155,6 @@ class PPOConfig(Configuration):
     items in the inventory, and places such as a table in reach."""
     coverage_bonus: Annotated[float, at_least(0.0)] = 0.03
     """Reward of an expert that sees where it has been for each cell of the world it comes into."""
-    handover_credit: Share = 0.0
-    """Share of the next expert's value that an expert earns when it hands a plan over to it."""
     precision: Precision = "f32"
     """Compute the networks in f32, or in bf16 on a GPU; parameters and moments stay f32."""
     max_task_steps: Steps = 300

@@ -7,11 +7,10 @@ observation and the state that come back are those of the new episode, the `Step
 of the old one.
 
 Returns are cut wherever `boundary` is set: at the end of an episode and where one task hands
-over to the next, because the next task's reward is not this expert's to earn. With
-`--handover_credit` it earns a share of the next expert's value there. Nothing is bootstrapped
-across an episode's end, the time limit included: the observation after the last step is not kept,
-and "not done in time" is worth nothing more to the task. A trainer that wants to bootstrap at the
-time limit can tell it by `truncated`.
+over to the next, because the next task's reward is not this expert's to earn. Nothing is
+bootstrapped across a boundary, the time limit included: the observation after the last step is
+not kept, and "not done in time" is worth nothing more to the task. A trainer that wants to
+bootstrap at the time limit can tell it by `truncated`.
 """
 
 from __future__ import annotations

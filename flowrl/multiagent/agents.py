@@ -190,7 +190,7 @@ def _rows(hyper: Hyperparameters, rollout: Rollout) -> Rows:
     advantage = gae.advantages(
         rollout.reward,
         rollout.value,
-        following=1.0 - rollout.done,
+        boundaries=rollout.done,
         last_value=rollout.last_value,
         gamma=hyper.gamma,
         lam=hyper.gae_lambda,
@@ -259,10 +259,8 @@ def _hyperparameters(config: LearnerConfig, number: int) -> Hyperparameters:
     def of_all(name: str) -> jax.Array:
         return jnp.broadcast_to(jnp.asarray(getattr(config, name), jnp.float32), (number,))
 
-    # Worlds of several agents have no cells to explore, and no plan to hand over.
-    none = dict.fromkeys(("coverage_bonus", "handover_credit"), jnp.zeros(number))
-    own = [name for name in Hyperparameters._fields if name not in none]
-    return Hyperparameters(*map(of_all, own), **none)
+    own = Hyperparameters._fields[:-1]  # worlds of several agents have no cells to explore
+    return Hyperparameters(*map(of_all, own), coverage_bonus=jnp.zeros(number))
 
 
 def _keys(policy: Policy, key: jax.Array) -> jax.Array:

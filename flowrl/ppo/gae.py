@@ -12,7 +12,7 @@ def advantages(
     rewards: jax.Array,
     values: jax.Array,
     *,
-    following: jax.Array,
+    boundaries: jax.Array,
     last_value: jax.Array,
     gamma: float | jax.Array,
     lam: float | jax.Array,
@@ -20,14 +20,13 @@ def advantages(
     """Generalised advantage estimates, cut wherever one expert's task ends.
 
     Schulman et al. 2016 (arXiv:1506.02438), equation 16, as the recursion
-    A_t = δ_t + γλ·c_t·A_{t+1}, δ_t = r_t + γ·f_t·V_{t+1} - V_t. Within a task f_t and c_t are 1.
-    Both are 0 where an episode ends, by the time limit too: "not done in time" is worth nothing
-    more. Where an expert hands over, c_t is 0, and f_t is the share of the next expert's value that
-    it earns.
+    A_t = δ_t + γλ·c_t·A_{t+1}, δ_t = r_t + γ·c_t·V_{t+1} - V_t, where c_t is 0 at a boundary and 1
+    elsewhere: what the next task earns is not this expert's, and neither is the next episode's.
+    The time limit is a boundary too, so "not done in time" is worth nothing more.
 
     Args:
       rewards, values: f32 `[T, B]`, T steps of B environments.
-      following: f32 `[T, B]`, f: how much the value of the next state counts.
+      boundaries: bool `[T, B]`, the task or the episode ended with this step.
       last_value: f32 `[B]`, the critic's value after step T.
       gamma: discount γ.
       lam: λ.
@@ -35,9 +34,9 @@ def advantages(
     Returns:
       f32 `[T, B]`, in units of reward; add `values` for the returns.
     """
-    goes_on = jnp.floor(following)
+    goes_on = 1.0 - boundaries.astype(values.dtype)
     next_values = jnp.concatenate([values[1:], last_value[None]])
-    deltas = rewards + gamma * following * next_values - values
+    deltas = rewards + gamma * goes_on * next_values - values
 
     def earlier(later: jax.Array, step: tuple[jax.Array, jax.Array]):
         delta, keep = step

@@ -23,7 +23,6 @@ class Hyperparameters(NamedTuple):
     vf_coef: Any
     max_grad_norm: Any
     coverage_bonus: Any
-    handover_credit: Any
 
     @classmethod
     def of(cls, config: PPOConfig, lr: Any) -> Hyperparameters:

@@ -207,7 +207,7 @@ def _rows(hyper: Hyperparameters, batch: RolloutBatch, *, num_experts: int, axis
     advantage = gae.advantages(
         output.reward + hyper.coverage_bonus * output.explored,
         steps.value + steps.potential,
-        following=jnp.where(output.boundary, hyper.handover_credit * ~output.done, 1.0),
+        boundaries=output.boundary,
         last_value=batch.last_value,
         gamma=hyper.gamma,
         lam=hyper.gae_lambda,

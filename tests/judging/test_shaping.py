@@ -94,7 +94,7 @@ def test_potentials_are_worth_what_their_differences_would_add_to_rewards(seed):
     last_value, last_potential = random.normal(size=(2, 4)).astype(np.float32)
     potential[1:][boundary[:-1]] = 0
     following = np.where(boundary, 0, np.vstack([potential[1:], last_potential]))
-    common = {"following": 1.0 - boundary, "gamma": GAMMA, "lam": 0.9}
+    common = {"boundaries": boundary, "gamma": GAMMA, "lam": 0.9}
     by_reward = gae.advantages(
         reward + GAMMA * following - potential, value, last_value=last_value, **common
     )

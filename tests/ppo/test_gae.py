@@ -7,7 +7,7 @@ import pytest
 from flowrl.ppo.gae import advantages, normalised
 
 
-def reference(rewards, values, following, last_value, gamma, lam):
+def reference(rewards, values, boundaries, last_value, gamma, lam):
     """The definition: a discounted sum of errors up to the first boundary."""
     steps, envs = rewards.shape
     found = np.zeros((steps, envs))
@@ -16,10 +16,11 @@ def reference(rewards, values, following, last_value, gamma, lam):
         for b in range(envs):
             weight = 1.0
             for k in range(t, steps):
-                delta = rewards[k, b] + gamma * nexts[k, b] * following[k, b] - values[k, b]
+                goes_on = not boundaries[k, b]
+                delta = rewards[k, b] + gamma * nexts[k, b] * goes_on - values[k, b]
                 found[t, b] += weight * delta
                 weight *= gamma * lam
-                if following[k, b] < 1:
+                if not goes_on:
                     break
     return found
 
@@ -29,40 +30,29 @@ def reference(rewards, values, following, last_value, gamma, lam):
 def test_advantages_are_the_definition_s_sum_up_to_the_boundary(share, lam):
     rng = np.random.default_rng(3)
     rewards, values = rng.normal(size=(2, 13, 4)).astype(np.float32)
-    ends = rng.choice([0.0, 0.5], (13, 4))
-    following = np.where(rng.random((13, 4)) < share, ends, 1.0).astype(np.float32)
+    boundaries = rng.random((13, 4)) < share
     last_value = rng.normal(size=4).astype(np.float32)
     found = advantages(
         jnp.asarray(rewards),
         jnp.asarray(values),
-        following=jnp.asarray(following),
+        boundaries=jnp.asarray(boundaries),
         last_value=jnp.asarray(last_value),
         gamma=0.97,
         lam=lam,
     )
-    wanted = reference(rewards, values, following, last_value, 0.97, lam)
+    wanted = reference(rewards, values, boundaries, last_value, 0.97, lam)
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_what_comes_after_a_boundary_does_not_matter():
     rewards = jnp.ones((6, 1))
     values = jnp.zeros((6, 1))
-    following = jnp.ones((6, 1)).at[2].set(0)
-    common = {"following": following, "last_value": jnp.zeros(1), "gamma": 0.9, "lam": 0.9}
+    boundaries = jnp.zeros((6, 1), bool).at[2].set(True)
+    common = {"boundaries": boundaries, "last_value": jnp.zeros(1), "gamma": 0.9, "lam": 0.9}
     before = advantages(rewards, values, **common)
     after = advantages(rewards.at[3:].set(1e6), values.at[3:].set(-1e6), **common)
     np.testing.assert_array_equal(before[:3], after[:3])
     assert not np.allclose(before[3:], after[3:])
-
-
-def test_an_expert_that_hands_over_earns_a_share_of_the_value_of_what_it_leaves():
-    values = jnp.asarray([[0.0], [0.0], [10.0]])
-    rewards, last = jnp.zeros((3, 1)).at[2].set(5), jnp.zeros(1)
-    for share in (0.0, 0.5):
-        following = jnp.asarray([[1.0], [share], [0.0]])
-        found = advantages(rewards, values, following=following, last_value=last, gamma=0.9, lam=1)
-        expected = [0.9 * 0.9 * share * 10, 0.9 * share * 10, -5.0]
-        np.testing.assert_allclose(found[:, 0], expected, rtol=1e-6)
 
 
 def test_advantages_are_normalised_among_the_rows_of_each_expert():
