@@ -1,4 +1,4 @@
-"""Arguments of Python calls, read as the values of flags are.
+"""Arguments of Python calls, read as flags are; alone, because several rooms use it.
 
 They stand apart from command lines: `load_agent`, say, has arguments and no flags.
 """

@@ -1,4 +1,4 @@
-"""`flowrl evaluate`, its flags and output."""
+"""`flowrl evaluate`, its flags and output: a leaf."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`flowrl why`: in which step of its plan a skill fails, and what of; it reads run folders."""
+"""`flowrl why`: in which step of its plan a skill fails, and what of; a leaf over run folders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random play: timesteps of a player that acts at random, for moments and for checks."""
+"""Timesteps of a player that acts at random; alone, because moments and checks share it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Child processes that share their parent's locks and end with it, however it ends."""
+"""Child processes that share this one's locks and end with it; alone, as several rooms use it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`flowrl serve`, its flags and output."""
+"""`flowrl serve`, its flags and output: a leaf."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Places of skills in a picture of their graph: on the page, and in a file."""
+"""Places of skills in a picture of their graph; alone, because page and file share it."""
 
 from __future__ import annotations
 
