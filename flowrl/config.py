@@ -404,7 +404,7 @@ class BottomUpConfig(StartConfig):
     """Command to run, without a shell, when a skill is completed or has failed, and when the graph
     has ended. It gets a JSON line on its standard input, and 20 seconds."""
     video_after: VideoAfter = "never"
-    """Film each skill once it is merged, by `flowrl play --keep` at the lowest priority."""
+    """Film each skill once it is merged, by `flowrl play --keep` while a processor is idle."""
 
 
 def parse(kind: type[Config], argv: Sequence[str] | None, *, prog: str = "flowrl") -> Config:

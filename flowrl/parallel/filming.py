@@ -1,6 +1,6 @@
 """Films each skill once it is merged (`--video_after success`); nothing is decided by it.
 
-A thread starts one `flowrl play` after another, at the lowest priority, so none delays a run.
+A thread starts one `flowrl play` after another, which runs only while a processor is idle.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ FILMING = "filming"  # the notice
 _EPISODES = 2
 _POLL_SECONDS, _ARCHIVING_SECONDS = 0.5, 120.0
 _LIMIT_SECONDS, _ENDING_SECONDS = 3600.0, 5.0
-_LOWEST = 19
 logger = logging.getLogger(__name__)
 
 
@@ -84,7 +83,7 @@ class Filmer:
         out, null, said = subprocess.PIPE, subprocess.DEVNULL, None
         until = time.monotonic() + _LIMIT_SECONDS
         child = subprocess.Popen(words, stdin=null, stdout=null, stderr=out, start_new_session=True)
-        os.setpriority(os.PRIO_PROCESS, child.pid, _LOWEST)
+        os.sched_setscheduler(child.pid, os.SCHED_IDLE, os.sched_param(0))
         while said is None and time.monotonic() < until and not self._leaving.is_set():
             with suppress(subprocess.TimeoutExpired):
                 _, said = child.communicate(timeout=_POLL_SECONDS)
