@@ -256,8 +256,12 @@ class Agent:
 
         Raises:
           GraphError: the agent has no such skill.
+          ConfigError: the episode is no RecordedEpisode.
           FileRefusedError: a timestep is not as it was recorded; says which.
         """
+        if not isinstance(episode, RecordedEpisode):
+            what = f"agent.replay: episode is {episode!r:.80}, not a recorded episode"
+            raise ConfigError(f"{what}; take one of read_episodes(…)")
         expert, length, taken = self._expert(skill), len(episode.actions), 0
         _, _, repeat = self._programs(expert)
 

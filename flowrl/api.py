@@ -105,6 +105,10 @@ def evaluate(  # noqa: PLR0913 — the flags of its command
     """
     graph_paths = existing_graph(Path(graph).absolute())
     skill = str(skill)  # an expert's number, too
+    for flag, asked in {"record": record, "record_failures": record_failures}.items():
+        if asked > episodes:
+            what = f"--{flag} {asked:,} is more than the {episodes:,} episodes that are played"
+            raise ConfigError(f"{what}; ask for fewer, or for more --episodes")
     run = read_run(ExpertStore(graph_paths).archive_of(skill))
     order = PlayOrder(
         graph_path=graph_paths.root,

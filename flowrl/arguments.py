@@ -35,7 +35,7 @@ import tyro
 
 from flowrl import storage
 from flowrl.errors import ConfigError, FileRefusedError, closest, closest_file, format_error
-from flowrl.paths import DEFAULT_GRAPH, is_graph, plain
+from flowrl.paths import DEFAULT_GRAPH, is_graph, local_path
 from flowrl.storage import records
 
 Origin = Literal["command line", "environment", "config file", "run.json"]
@@ -54,6 +54,7 @@ SkillArgument = tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="SKILL
 _GRAPH = "graph_path"
 _ENV = "FLOWRL_"
 _UNITS = {"k": 3, "M": 6, "G": 9}  # powers of ten
+_FILES = (".svg", ".png", ".pdf", ".html", ".gif", ".mp4")  # that -o writes
 _BOOLS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False}
 _BOOLS |= {"no": False, "off": False}
 _SWITCHES = _BOOLS.keys() - {"0", "1"}  # which may be numbers of experts
@@ -142,7 +143,9 @@ class Needs:
     def remedy(self) -> str:
         """The first of the flags that would do, as it is written."""
         name, values = next(iter(self.any_of.items()))
-        return f"--{name}" if values[0] is True else f"--{name} {' or '.join(map(str, values))}"
+        if isinstance(values[0], bool):
+            return f"--{name}" if values[0] else f"--no-{name}"
+        return f"--{name} {' or '.join(map(str, values))}"
 
     def met(self, values: Mapping[str, Any]) -> bool:
         """Return whether a flag has such a value; a flag that is not among `values` may have."""
@@ -280,7 +283,7 @@ def value_of(kind: type, name: str, words: Sequence[str], place: str = "") -> An
     argument = arguments(kind)[name]
     try:
         return records.from_json(argument.hint, _plain(argument.type, words))
-    except ValueError as error:
+    except (ConfigError, ValueError) as error:
         shown = f"{argument.shown} ({place})" if place else argument.shown
         raise ConfigError(f"{shown} {error}") from error
 
@@ -462,6 +465,8 @@ def _following(argument: Argument, word: str, queue: deque[str]) -> list[str]:
         return []
     taken = [value] if equals else []
     while not equals and queue and not queue[0].startswith("--") and (argument.many or not taken):
+        if taken and _is_flag(queue[0]):
+            break  # -o after the values of a flag that takes several
         taken.append(queue.popleft())
     if not taken or "" in taken:
         raise ConfigError(f"{flag} has no value; give one, or leave the flag out")
@@ -505,11 +510,16 @@ def _positionals(kind: type, rest: list[str], given: Given, prog: str) -> Given:
 def _meant(kind: type, given: Given, word: str) -> str:
     """Return the end of a message about a word that may be the skill to train towards.
 
-    Or it may be the value of the only flag that is missing.
+    Or it may be a file to write, a part of a name, or the value of the only flag that is missing.
     """
-    if "target_skill" in arguments(kind):
+    known = arguments(kind)
+    if "output" in known and "output" not in given and Path(word).suffix in _FILES:
+        return f"; for a file say -o {quoted(word)}"
+    if "skill" in known and known["skill"].positional:
+        return "; put quotes around a skill's name of several words"
+    if "target_skill" in known:
         return f"; to train towards a skill say --target_skill {quoted(word)}"
-    flags = [each for each in arguments(kind).values() if each.required and not each.positional]
+    flags = [each for each in known.values() if each.required and not each.positional]
     missing = [each.shown for each in flags if each.name not in given]
     return f"; perhaps {missing[0]} {quoted(word)}" if len(missing) == 1 else ""
 
@@ -533,7 +543,7 @@ def _plain(kind: Any, words: Sequence[str]) -> Any:
     if kind is bool:
         return _BOOLS.get(word.lower(), word)
     if kind is Path:
-        return str(plain(Path(word)))
+        return str(local_path(word))
     if kind is float:
         try:
             number = float(word)

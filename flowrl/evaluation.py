@@ -203,6 +203,7 @@ def _play(
     if episodes < 1:
         raise ConfigError(f"--episodes {episodes} must be at least 1")
     place = store.archive_of(skill)
+    check_backend()
     params = load_experts(store, read_run(place))  # before anything is compiled
     run, module, play = open_plan(place, watch)
     return run, module, _episodes(play, params, episodes=episodes, seed=seed)

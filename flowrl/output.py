@@ -12,10 +12,8 @@ from flowrl.paths import GraphPaths
 
 def check_output(path: Path, *, endings: tuple[str, ...] = ()) -> None:
     """Make sure that a folder can be made, or with `endings` a file; raises ConfigError."""
-    if endings and path.suffix not in endings:
-        raise ConfigError(f"-o {path} does not end in {' or '.join(endings)}; choose one")
-    if endings and path.is_dir():
-        raise ConfigError(f"-o {path} is a folder; name a file")
+    if endings:
+        _check_file(path, endings)
     folders = [outer for outer in Path(os.path.realpath(path)).parents if outer.is_dir()]
     for outer in map(GraphPaths, folders):
         if os.path.lexists(outer.manifest) or os.path.lexists(outer.scheduler_state):
@@ -28,3 +26,15 @@ def check_output(path: Path, *, endings: tuple[str, ...] = ()) -> None:
             raise
         why = f"({format_error(error)})"
         raise ConfigError(f"-o {path} cannot be written {why}; choose another") from error
+
+
+def _check_file(path: Path, endings: tuple[str, ...]) -> None:
+    """Make sure of the name's ending, and that no folder, pipe or device has the name."""
+    if path.name in endings:
+        raise ConfigError(f"-o {path} is an ending alone; put a name before it")
+    if path.suffix not in endings:
+        raise ConfigError(f"-o {path} does not end in {' or '.join(endings)}; choose one")
+    if path.is_dir():
+        raise ConfigError(f"-o {path} is a folder; name a file")
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"-o {path} is a pipe or a device; name a file")

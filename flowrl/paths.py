@@ -22,6 +22,7 @@ _BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0") | frozens
     map(chr, (*range(0x180B, 0x1810), *range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0)))
 )
 _RESERVED = re.compile(r"(?i)con|prn|aux|nul|(com|lpt)[0-9]")  # on some file systems
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_ ]*")
 
 
@@ -41,10 +42,25 @@ def plain(path: Path) -> Path:
     return place
 
 
+def local_path(word: str) -> Path:
+    """Return the path that a command line gives; a leading `~` is the user's folder.
+
+    ConfigError says so if it is an address such as s3://bucket, or of a user that is not there.
+    """
+    _refuse_address(word)
+    return given_path(word) if word.startswith("~") else plain(Path(word))
+
+
+def _refuse_address(given: Any) -> None:
+    if isinstance(given, str) and _ADDRESS.match(given):
+        raise ConfigError(f"is {printable(given)}, an address; name a path of this machine")
+
+
 def given_path(given: Any) -> Path:
     """Return the path that a Python call was given, which may begin with `~`; or ConfigError."""
     if given == "":
         raise ConfigError("is '', which is no path; name a folder or a file")
+    _refuse_address(given)
     try:
         return plain(Path(given).expanduser())
     except (TypeError, RuntimeError) as error:  # of None, say; of a user who is not there
@@ -330,9 +346,27 @@ def is_graph(folder: Path) -> bool:
     return any(os.path.exists(folder / name) for name in names)  # noqa: PTH110
 
 
+def refuse_other_folder(graph_path: Path) -> None:
+    """Raise FileRefusedError if a folder is flowrl's, but none that a graph may be made in."""
+    kinds = {AGENT_JSON: "an exported agent", "sweep.json": "a sweep", "run.json": "a run's folder"}
+    for name, kind in kinds.items():
+        if os.path.lexists(graph_path / name):
+            raise FileRefusedError(f"{graph_path} is {kind}, not a graph; name another folder")
+
+
 def existing_graph(graph_path: Path) -> GraphPaths:
-    """Return the paths of a graph; raises FileRefusedError where there is none."""
-    graph_paths = GraphPaths(graph_path)
+    """Return the paths of a graph; raises FileRefusedError where there is none, or a sweep."""
+    graph_paths = existing_graph_or_sweep(graph_path)
+    if isinstance(graph_paths, SweepPaths):
+        root = graph_paths.root.absolute()
+        what = f"{graph_path} is a sweep, whose trials have no merged expert"
+        raise FileRefusedError(f"{what}; name its graph: {root.parents[1]}")
+    return graph_paths
+
+
+def existing_graph_or_sweep(graph_path: Path) -> GraphPaths:
+    """Return the paths of a graph or a sweep; raises FileRefusedError where there is neither."""
+    graph_paths = graph_or_sweep(graph_path)
     if not (graph_paths.checkpoints.is_dir() or graph_paths.scheduler_state.is_file()):
         raise FileRefusedError(
             f"{graph_paths.root} is no graph: it has neither checkpoints/ nor "

@@ -25,7 +25,7 @@ from flowrl.parallel.requests import send_request
 from flowrl.parallel.skill_sources import SkillSources, open_graph, skill_configs
 from flowrl.parallel.state import SchedulerState, StateFile
 from flowrl.parallel.status import Running
-from flowrl.paths import GraphPaths, graph_or_sweep, printable
+from flowrl.paths import GraphPaths, graph_or_sweep, printable, refuse_other_folder
 from flowrl.reports.status import SkillRow, find_row, last_command, read_rows
 from flowrl.runs import read_run
 from flowrl.skills.skill import load_library, load_skill, skill_files
@@ -131,6 +131,7 @@ class TrainMoreCommand(OneSkillCommand):
 
     def __call__(self) -> int:
         """Run the command; says so if the skill's goal would end the training at once."""
+        refuse_other_folder(self.graph_path)
         graph_paths = GraphPaths(self.graph_path)
         row = find_row(read_rows(graph_paths), self.skill, graph_paths.root)
         if row.goal and row.success_rate is not None and row.success_rate >= row.goal:
@@ -162,6 +163,7 @@ class RetrainCommand(OneSkillCommand):
 
         What is refused changes nothing.
         """
+        refuse_other_folder(self.graph_path)
         graph_paths = GraphPaths(self.graph_path)
         row = find_row(read_rows(graph_paths), self.skill, graph_paths.root)
         _refuse_senseless(self.verb, row)

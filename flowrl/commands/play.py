@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import tyro
 
 from flowrl import storage
-from flowrl.arguments import Count, GraphCommand, Seed, SkillArgument
+from flowrl.arguments import Count, GraphCommand, Needs, Seed, SkillArgument
 from flowrl.config import Sandbox
 from flowrl.errors import ConfigError
 from flowrl.experts.store import ExpertStore
@@ -47,7 +47,7 @@ class PlayCommand(GraphCommand):
     """Episodes to show, each in a world of its own."""
     failures: bool = False
     """Show only episodes that fail."""
-    seed: Seed = 0
+    seed: Annotated[Seed, Needs(recorded=False)] = 0
     """Seed of the first episode; each next one has the next."""
     fps: Annotated[int, records.within(1, 50)] = 10
     """Timesteps that are shown in a second, at most 50."""
@@ -88,7 +88,9 @@ class PlayCommand(GraphCommand):
         storage.make_dir(output.parent)
         storage.write_atomic(output, content)
         seconds = len(played.frames) / self.fps + sum(played.holds)
-        sys.stdout.write(f"{output}: {seconds:.0f} s, {len(content) / 1e6:.1f} MB\n")
+        number = len({caption.partition(",")[0] for caption in played.captions})  # "episode 1"
+        shown = f"{number} episode{'s' if number > 1 else ''}, {seconds:.0f} s"
+        sys.stdout.write(f"{output}: {shown}, {len(content) / 1e6:.1f} MB\n")
         return 0
 
 
@@ -148,5 +150,7 @@ def _film(order: PictureOrder, *, sandbox: Sandbox) -> Film:
         if order.recorded:
             read_episodes(graph_paths, run)  # before anything is compiled
     elif order.recorded:
-        raise ConfigError(f"{order.place} is an exported agent, whose episodes are not recorded")
+        raise ConfigError(
+            f"{order.place} is an exported agent, which records nothing; leave --recorded out"
+        )
     return film_of(confined_run(order, graph_paths, run, how=sandbox))

@@ -11,10 +11,10 @@ import tyro
 
 from flowrl import console, storage
 from flowrl.arguments import ReportCommand
-from flowrl.errors import ConfigError
+from flowrl.errors import ConfigError, FileRefusedError
 from flowrl.output import check_output
 from flowrl.parallel.status import percent
-from flowrl.paths import RunPaths, SweepPaths, existing_graph, graph_or_sweep, printable
+from flowrl.paths import RunPaths, SweepPaths, existing_graph_or_sweep, printable
 from flowrl.reports.status import find_row, read_rows
 from flowrl.tuning.outcome import paired_interval
 from flowrl.tuning.trials import open_sweep, read_trials
@@ -71,8 +71,11 @@ class PlotCommand(ReportCommand):
         given = [name for name, value in whole.items() if value]
         if len(given) > 1:
             raise ConfigError(f"{' and '.join(given)} exclude each other; give one of them")
-        if self.graph_path in self.compare:
+        if self.graph_path.resolve() in map(Path.resolve, self.compare):
             raise ConfigError(f"--compare {self.graph_path} is the graph itself; name another")
+        if self.skill is not None and Path(self.skill).suffix in ENDINGS:
+            name = printable(self.skill)
+            raise ConfigError(f"{name} stands where a skill's name does; for a file say -o {name}")
         if self.skill is not None and not self.graph_path.exists():
             what = f"there is neither a graph {self.graph_path} nor one {printable(self.skill)}"
             raise ConfigError(f"{what}; name the folder of a graph: flowrl plot GRAPH [SKILL]")
@@ -88,13 +91,16 @@ class PlotCommand(ReportCommand):
             return compare_picture({str(one): _success(one) for one in (root, *self.compare)})
         if self.skill is None and not whole:
             return self._of_run(root.absolute().name, alone)
-        graph_paths = graph_or_sweep(existing_graph(root).root)
+        graph_paths = existing_graph_or_sweep(root)
         if self.judges:
             return judges_picture(graph_paths)
         rows = read_rows(graph_paths)
         if self.skill is not None:
             row = find_row(rows, self.skill, root)
             newest = newest_run(graph_paths, row)
+            if row.status == "completed" and not (newest and newest.metrics.exists()):
+                what = f"{row.skill} is completed, but its metrics.jsonl is gone"
+                raise FileRefusedError(f"{what}; restore it from a copy, or plot another skill")
             return self._of_run(row.skill, newest and newest.metrics)
         if isinstance(graph_paths, SweepPaths):
             sweep = open_sweep(graph_paths)
@@ -112,7 +118,7 @@ class PlotCommand(ReportCommand):
 
 def _success(root: Path) -> dict[str, float]:
     """The success of each skill of a graph; of a sweep, that of its trial with the most."""
-    graph_paths = graph_or_sweep(existing_graph(root).root)
+    graph_paths = existing_graph_or_sweep(root)
     found = {row.skill: row.success_rate for row in read_rows(graph_paths)}
     shares = {skill: share for skill, share in found.items() if share is not None}
     if isinstance(graph_paths, SweepPaths) and shares:

@@ -17,7 +17,7 @@ from flowrl.config import BottomUpConfig, with_flags
 from flowrl.console import print_report
 from flowrl.parallel.recovery import recorded_config
 from flowrl.parallel.skill_sources import SkillSources, check_graph_record, open_graph
-from flowrl.paths import DEFAULT_GRAPH, GraphPaths, slug
+from flowrl.paths import DEFAULT_GRAPH, GraphPaths, refuse_other_folder, slug
 from flowrl.reports.status import WIDTH, read_rows
 from flowrl.skills.graph import SkillGraph
 
@@ -37,6 +37,7 @@ class SkillsOfGraph(ReportCommand):
 
     def _graph(self) -> SkillGraph:
         """The skills of the library and of files; for skills in training, the kept source."""
+        refuse_other_folder(self.graph_path)
         graph_paths = GraphPaths(self.graph_path)
         config = (
             recorded_config(graph_paths) if graph_paths.config_json.exists() else BottomUpConfig()

@@ -23,6 +23,7 @@ from flowrl.paths import GraphPaths, printable
 
 FAILURE = "notify"  # the notice
 _AT_ONCE, _MOST_WAITING = 4, 100
+_SHELL = frozenset(("|", "||", "&", "&&", ";", ">", ">>", "<", "2>&1", "2>"))
 _WHY = 500  # characters; the whole line fits into a pipe
 logger = logging.getLogger(__name__)
 
@@ -41,6 +42,9 @@ class Notifier:
         if command and not (self._words and shutil.which(self._words[0])):
             what = f"--notify {printable(command)} begins with no program that can be run"
             raise ConfigError(f"{what}; name one on PATH, or the path of one")
+        if signs := sorted(_SHELL & set(self._words)):
+            what = f"--notify {printable(command or '')} has {signs[0]}, but no shell runs it"
+            raise ConfigError(f"{what}; say \"sh -c '…'\"")
         self._graph_paths, self._limit = graph_paths, limit_seconds
         self._pool, self._calls = ThreadPoolExecutor(_AT_ONCE), []
 

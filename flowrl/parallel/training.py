@@ -46,7 +46,7 @@ from flowrl.parallel.status import CANCELLED, Failed, percent
 from flowrl.parallel.training_backend import TrainingBackend, merge_rule
 from flowrl.parallel.training_processor import recover_graph
 from flowrl.parallel.training_setup import expert_of
-from flowrl.paths import GraphPaths
+from flowrl.paths import GraphPaths, refuse_other_folder
 from flowrl.runs import CodeApproval
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.skill import Skill
@@ -155,6 +155,7 @@ def _end(
 
 def _open(graph_paths: GraphPaths, config: BottomUpConfig) -> OpenedGraph:
     """Read and check all that a start needs; nothing in the folder changes."""
+    refuse_other_folder(graph_paths.root)
     check_graph_record(graph_paths, config.ppo)
     StateFile(graph_paths.scheduler_state).load()  # refused now, or never
     merge_rule(config.graph)  # refused now, or never

@@ -33,7 +33,7 @@ from starlette.types import Message, Receive, Scope, Send
 from flowrl.errors import FlowrlError, format_error
 from flowrl.parallel.events import Verb, why_not
 from flowrl.parallel.requests import RequestRecord, send_request
-from flowrl.paths import GraphPaths, graph_or_sweep
+from flowrl.paths import GraphPaths, existing_graph_or_sweep, graph_or_sweep
 from flowrl.reports.status import SkillRow, read_rows
 from flowrl.serving.documents import FILMS, film_of_skill, merges_document, skill_document
 from flowrl.serving.events import POLL_SECONDS, GraphWatch, changes
@@ -89,7 +89,9 @@ class Door:
             return PlainTextResponse("another Origin than this server", 403)
         methods = ["GET", "HEAD", *(["POST"] if self.control else [])]
         if request.method not in methods:
-            return PlainTextResponse("read only", 405, {"Allow": ", ".join(methods)})
+            remedy = "read only; start flowrl serve with --allow_control"
+            said = "only GET, HEAD and POST" if self.control else remedy
+            return PlainTextResponse(said, 405, {"Allow": ", ".join(methods)})
         given = request.query_params.get("token")
         if given is not None and request.scope["path"] == "/" and self._opens(given):
             answer = RedirectResponse(f"/#{given}" if self.control else "/", 303)
@@ -187,7 +189,7 @@ class Site:
             quiet += POLL_SECONDS
 
     def _merges(self, request: Request) -> Response:
-        return JSONResponse(merges_document(graph_or_sweep(self._watch(request).root)))
+        return JSONResponse(merges_document(existing_graph_or_sweep(self._watch(request).root)))
 
     def _skill(self, request: Request) -> Response:
         return JSONResponse(skill_document(*self._named(request)))
@@ -195,7 +197,7 @@ class Site:
     def _film(self, request: Request) -> Response:
         film = film_of_skill(*self._named(request))
         if film is None:
-            raise HTTPException(404, "this skill has no film")
+            raise HTTPException(404, "this skill has no film; make one by flowrl play --keep")
         return FileResponse(film, media_type=FILMS[film.name])
 
     async def _request(self, request: Request) -> Response:
@@ -221,7 +223,7 @@ class Site:
     def _watch(self, request: Request) -> GraphWatch:
         if watch := self._watches.get(request.path_params["number"]):
             return watch
-        raise HTTPException(404, "there is no such graph")
+        raise HTTPException(404, "there is no such graph; /graphs lists them from 0")
 
     def _named(self, request: Request, skill: str | None = None) -> tuple[GraphPaths, SkillRow]:
         """The graph and the skill that a request names; HTTPException 404 if there is none."""
@@ -230,7 +232,7 @@ class Site:
         for row in read_rows(graph_paths):
             if row.skill == wanted:
                 return graph_paths, row
-        raise HTTPException(404, "there is no such skill")
+        raise HTTPException(404, "there is no such skill; name one of the graph: ?skill=NAME")
 
 
 def serve(site: Site, listener: socket.socket) -> None:

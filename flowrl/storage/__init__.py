@@ -377,7 +377,11 @@ def _replacing(path: Path, point: str, *, durable: bool = True) -> Iterator[int]
             if durable:
                 os.fsync(descriptor)
             fault_point(point)
-            part.replace(path)
+            try:
+                part.replace(path)
+            except IsADirectoryError as error:
+                what = f"{path} is a folder, where a file of flowrl belongs"
+                raise FileRefusedError(f"{what}; move it away") from error
             if durable:
                 os.fsync(folder)
         except BaseException:

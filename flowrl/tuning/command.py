@@ -20,7 +20,7 @@ from flowrl.parallel.health import daemon_of
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.skill_sources import SkillSources, check_graph_record, open_graph
 from flowrl.parallel.start import check_machine, device_slots, open_scheduler, refuse_shared_folder
-from flowrl.paths import GraphPaths, SweepPaths, slug
+from flowrl.paths import GraphPaths, SweepPaths, refuse_other_folder, slug
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.validation.dry_run import approve_skills, keep_approvals
 from flowrl.storage import records
@@ -57,6 +57,7 @@ from flowrl.tuning.trials import (
 
 def run_sweep(config: SweepConfig) -> int:
     """Run a sweep to its end; returns the exit code."""
+    refuse_other_folder(config.graph.graph_path)
     graph_paths = GraphPaths(config.graph.graph_path)
     sweep_paths = _paths(graph_paths, config.name, config.skill)
     known = open_sweep(sweep_paths) if sweep_paths.sweep_json.exists() else None

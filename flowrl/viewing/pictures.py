@@ -18,6 +18,7 @@ from flowrl.evaluation import load_experts
 from flowrl.experts.store import ExpertStore
 from flowrl.measures.episodes import RecordedEpisodes
 from flowrl.paths import AGENT_JSON, GraphPaths
+from flowrl.ppo.sharding import check_backend
 from flowrl.runs import check_module, read_run
 
 _TRIED = 32  # episodes played for each failure that is looked for
@@ -38,7 +39,8 @@ def pictures(agent: Agent, skill: str, *, episodes: int, seed: int, failures: bo
     shown = list(islice(wanted, episodes))
     if len(shown) < episodes:
         problem = f"only {len(shown)} of {most} episodes of {skill} fail"
-        raise GraphError(f"{problem}; ask for fewer --episodes, or leave --failures out")
+        fewer = f"ask for --episodes {len(shown)}, or " if shown else ""
+        raise GraphError(f"{problem}; {fewer}leave --failures out")
     return _drawn(agent, skill, (agent.play(skill, seed=n, frames=True) for n in shown))
 
 
@@ -82,6 +84,7 @@ def open_agent(place: Path, skill: str, *, trust_skills: bool) -> Agent:
 
     Raises as `load_agent`, and as `load_experts` for a graph.
     """
+    check_backend()
     if (place / AGENT_JSON).is_file():
         return load_agent(place, trust_skills=trust_skills)
     store = ExpertStore(GraphPaths(place))

@@ -9,8 +9,9 @@ import os
 import socket
 import string
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Literal, get_origin
+from typing import Literal, get_args, get_origin
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -188,3 +189,91 @@ def test_a_variable_that_is_no_number_is_named(values):
     with pytest.raises(ConfigError, match=r"--\w+ \(environment\) is ['\"]x") as refused:
         arguments.read(BottomUpConfig, [], prog="flowrl train", layers=layers)
     assert any(f"--{name} " in str(refused.value) for name in values)
+
+
+PATHS = [
+    (command, each)
+    for command in cli.ALL
+    for each in flags_of(command)
+    if (each.type is Path or get_args(each.type)[:1] == (Path,)) and each.name != "config"
+]
+
+
+@pytest.mark.parametrize(
+    ("command", "place"), PATHS, ids=lambda each: each if isinstance(each, str) else each.name
+)
+@pytest.mark.parametrize("address", ["s3://bucket/one", "https://host/one.svg", "file:///one"])
+def test_no_address_is_taken_for_a_path(tmp_path, monkeypatch, capsys, command, place, address):
+    monkeypatch.chdir(tmp_path)
+    words = [*command.split(), f"--{place.name}", address]
+    capsys.readouterr()
+    with suppress(SystemExit):
+        cli.main(words)
+    said = "".join(capsys.readouterr())
+    assert "an address; name a path" in said or "is missing" in said or "needed" in said, said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_path_may_begin_with_the_users_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for word in ("~", "~/graph"):
+        got = arguments.value_of(cli.class_of("export"), "output", [word])
+        assert got == Path(word).expanduser()
+    with pytest.raises(ConfigError, match="is '~nobodyhere/x', which is no path"):
+        arguments.value_of(cli.class_of("export"), "output", ["~nobodyhere/x"])
+
+
+MANY = [
+    (command, each)
+    for command in cli.ALL
+    for each in flags_of(command)
+    if each.many and not each.positional
+]
+
+
+@pytest.mark.parametrize(
+    ("command", "many"), MANY, ids=lambda each: each if isinstance(each, str) else each.name
+)
+def test_the_values_of_a_flag_end_at_any_flag(command, many):
+    kind = cli.class_of(command)
+    for flag in [each for each in flags_of(command) if each.short]:
+        words = [
+            f"--{many.name}",
+            "a",
+            "b",
+            flag.short[0],
+            *(() if flag.type is bool else ("c.svg",)),
+        ]
+        given = arguments.split(kind, words, prog="flowrl")
+        assert given[many.name] == ["a", "b"]
+        assert given[flag.name] == (["true"] if flag.type is bool else ["c.svg"])
+
+
+@pytest.mark.parametrize("kind", ["agent.json", "sweep.json", "run.json"])
+@pytest.mark.parametrize(
+    "line",
+    ["train", "sequential", "sweep --skill X --vary lr=log:1e-4:1e-2 --graph_path",
+     "skills", "retrain", "train-more"],
+)  # fmt: skip
+def test_no_graph_is_made_in_another_folder_of_flowrl(tmp_path, monkeypatch, capsys, kind, line):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / kind).write_text("{}")
+    words = [*line.split(), "mine", *(["X"] if line in ("retrain", "train-more") else [])]
+    capsys.readouterr()
+    assert cli.main(words) == 1
+    (said,) = capsys.readouterr().err.splitlines()
+    assert "mine is " in said
+    assert "not a graph; name another folder" in said
+    assert [path.name for path in tmp_path.rglob("*")] == ["mine", kind]
+
+
+@pytest.mark.parametrize("kind", ["folder", "fifo", "socket"])
+@pytest.mark.parametrize("line", ["plot nosuch", "play nosuch X"])
+def test_no_output_replaces_what_is_no_file(tmp_path, monkeypatch, capsys, line, kind):
+    path = odd_files(tmp_path)[kind].rename(tmp_path / "one.gif")
+    path = path.rename(path.with_suffix(".svg")) if "plot" in line else path
+    before, mode = sorted(tmp_path.iterdir()), path.lstat().st_mode
+    said = answer([*line.split(), "-o", str(path)], capsys)
+    assert "is a folder; name a file" in said or "is a pipe or a device; name a file" in said
+    assert (sorted(tmp_path.iterdir()), path.lstat().st_mode) == (before, mode)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import sys
 import time
@@ -15,6 +16,7 @@ from flowrl import notices
 from flowrl.errors import ConfigError
 from flowrl.parallel.notifying import FAILURE, Notifier
 from flowrl.parallel.status import Completed, Entry, Failed
+from flowrl.paths import GraphPaths
 from tests.hostile_names import HOSTILE
 from tests.parallel.scheduling import NOW
 
@@ -129,3 +131,11 @@ def test_a_program_that_has_gone_meanwhile_is_a_notice(graph_paths, tmp_path):
         program.unlink()
         notifier.tell("ended")
     assert "cannot be started: " in notices.read(graph_paths)[FAILURE]
+
+
+@pytest.mark.parametrize("sign", ["|", "||", "&", "&&", ";", ">", ">>", "<", "2>", "2>&1"])
+def test_a_sign_that_only_a_shell_obeys_is_refused(tmp_path, sign):
+    with pytest.raises(ConfigError, match=re.escape(f"has {sign}, but no shell runs it")):
+        Notifier(f"cat {sign} told", GraphPaths(tmp_path))
+    Notifier(f"sh -c 'cat {sign} told'", GraphPaths(tmp_path))
+    assert list(tmp_path.iterdir()) == []

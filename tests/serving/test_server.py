@@ -302,6 +302,15 @@ def test_damaged_files_are_told_and_end_nothing(tmp_path, serve):
     assert "Traceback" not in served.log.read_text()
 
 
+def test_a_graph_that_has_gone_is_told_by_every_document(tmp_path, serve):
+    graph_paths = a_graph(tmp_path / "graph")
+    served = serve(graph_paths.root)
+    graph_paths.root.rename(tmp_path / "gone")
+    for name in ("merges", "skill?skill=Place%20Table", "film?skill=Place%20Table"):
+        code, _, said = asked(served, f"/graphs/0/{name}")
+        assert (code, b"is no graph" in said) == (503, True), name
+
+
 def test_reading_writes_nothing(tmp_path, serve):
     graph_paths = a_graph(tmp_path / "graph")
     served = serve(graph_paths.root)

@@ -7,6 +7,7 @@ import io
 import json
 import zipfile
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -14,8 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flowrl.agent import Agent
 from flowrl.envs.world_digest import world_digest
-from flowrl.errors import FileRefusedError
+from flowrl.errors import ConfigError, FileRefusedError
 from flowrl.evaluation import ROWS, Tally, _chosen, _columns
 from flowrl.measures.episodes import EpisodesOrigin, RecordedEpisodes, decode_episodes
 from tests.viewing.test_film import bare, packed
@@ -184,3 +186,10 @@ def test_one_changed_number_changes_the_digest(data):
     changed = int(DIGEST({**WORLD, name: leaf}, np.int32(1))) != int(DIGEST(WORLD, np.int32(1)))
     assert changed == (old != new)
     assert int(DIGEST(WORLD, np.int32(2))) != int(DIGEST(WORLD, np.int32(1)))
+
+
+@pytest.mark.parametrize("given", [None, 0, "episodes.npz", [1]])
+def test_only_a_recorded_episode_is_replayed(given):
+    agent: Any = Agent(record=None, params={}, modules={})  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="not a recorded episode; take one of read_episodes"):
+        next(agent.replay("Collect Wood", given))

@@ -238,5 +238,7 @@ def test_only_failures_are_shown_where_they_are_asked_for(episodes, seed):
 
 def test_too_few_failures_are_said(monkeypatch):
     monkeypatch.setattr("flowrl.viewing.pictures._TRIED", 2)
-    with pytest.raises(GraphError, match="only 2 of 6 episodes of Skill 1 fail; ask for fewer"):
+    with pytest.raises(
+        GraphError, match="only 2 of 6 episodes of Skill 1 fail; ask for --episodes 2"
+    ):
         pictures(Lucky(), "Skill 1", episodes=3, seed=0, failures=True)
