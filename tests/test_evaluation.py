@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -46,6 +47,12 @@ def test_a_name_is_shown_as_it_is(name, monkeypatch, capsys):
         steps=(step,),
     )
     monkeypatch.setattr("flowrl.commands.evaluate.evaluate", lambda *_, **__: found)
+    with_record = EvaluateCommand(graph_path=Path("g"), skill=name, record=1)
+    assert with_record() == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert (
+        last == f"recorded; watch them by {shlex.join(['flowrl', 'play', 'g', name, '--recorded'])}"
+    )
     assert EvaluateCommand(graph_path=Path("g"), skill=name, at_least=0.8)() == 1
     title, line = capsys.readouterr().out.splitlines()
     assert title.startswith(f"{name}: 4 episodes of the experts of generation 2")

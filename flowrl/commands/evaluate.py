@@ -9,6 +9,7 @@ from flowrl.api import EPISODES, SEED, evaluate
 from flowrl.arguments import Count, ReportCommand, Seed, SkillArgument
 from flowrl.config import Sandbox
 from flowrl.measures.causes import EvaluationReport
+from flowrl.paths import GraphPaths
 from flowrl.runs import StepEnds
 from flowrl.storage.records import Natural, Share
 
@@ -48,7 +49,11 @@ class EvaluateCommand(ReportCommand):
             record_failures=self.record_failures,
             sandbox=self.sandbox,
         )
-        console.print_report(asdict(report), _lines(report), as_json=self.json)
+        lines = _lines(report)
+        if self.record or self.record_failures:
+            seen = GraphPaths(self.graph_path).command("play", report.skill, "--recorded")
+            lines.append(f"recorded; watch them by {seen}")
+        console.print_report(asdict(report), lines, as_json=self.json)
         return 0 if report.success_rate >= self.at_least else 1
 
 
