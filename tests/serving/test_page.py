@@ -91,8 +91,14 @@ def test_a_skill_is_opened_by_keyboard_with_all_that_is_known_of_it(tmp_path, se
 def test_a_skill_is_opened_by_a_click_in_the_picture(tmp_path, serve, page):
     save(tmp_path / "graph", ("A", DONE))
     shown(page, serve(tmp_path / "graph"))
-    page.locator("#graph").click()  # its only skill is in the middle
-    expect(page.locator("#skill-name")).to_have_text("A")
+
+    def opened() -> bool:
+        """True once a click has opened the only skill, in the middle; the picture comes later."""
+        page.locator("#graph").click()
+        page.wait_for_timeout(200)
+        return page.locator("#skill-name").text_content() == "A"
+
+    until(opened, what="the skill that was clicked on")
 
 
 def test_a_graph_that_vanishes_is_shown_as_such_until_it_is_back(tmp_path, serve, page):
