@@ -377,11 +377,7 @@ def _replacing(path: Path, point: str, *, durable: bool = True) -> Iterator[int]
             if durable:
                 os.fsync(descriptor)
             fault_point(point)
-            try:
-                part.replace(path)
-            except IsADirectoryError as error:
-                what = f"{path} is a folder, where a file of flowrl belongs"
-                raise FileRefusedError(f"{what}; move it away") from error
+            part.replace(path)
             if durable:
                 os.fsync(folder)
         except BaseException:

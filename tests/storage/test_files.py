@@ -512,10 +512,3 @@ def test_a_move_out_of_a_lower_layer_is_whole_wherever_it_is_killed(lower_layer)
             break
     assert 10 < number < MOST_OPERATIONS - 1
     assert not untouched
-
-
-def test_a_folder_in_the_place_of_a_file_is_named(tmp_path):
-    (tmp_path / "one.json").mkdir()
-    with pytest.raises(FileRefusedError, match=r"one\.json is a folder, where a file of flowrl"):
-        storage.write_atomic(tmp_path / "one.json", b"new")
-    assert [path.name for path in tmp_path.iterdir()] == ["one.json"]
