@@ -23,6 +23,7 @@ from flowrl.experts.store import ExpertStore
 from flowrl.launchers.confined import confined_run
 from flowrl.measures.causes import EvaluationReport
 from flowrl.measures.episodes import decode_episodes, episodes_file
+from flowrl.output import check_kept
 from flowrl.parallel.training import train_graph
 from flowrl.paths import GraphPaths, existing_graph, graph_or_sweep
 from flowrl.reports.status import SkillRow, read_rows, training_screen
@@ -110,6 +111,7 @@ def evaluate(  # noqa: PLR0913 — the flags of its command
             what = f"--{flag} {asked:,} is more than the {episodes:,} episodes that are played"
             raise ConfigError(f"{what}; ask for fewer, or for more --episodes")
     run = read_run(ExpertStore(graph_paths).archive_of(skill))
+    kept = check_kept(episodes_file(graph_paths, run))
     order = PlayOrder(
         graph_path=graph_paths.root,
         skill=skill,
@@ -122,7 +124,7 @@ def evaluate(  # noqa: PLR0913 — the flags of its command
     if record or record_failures:
         decode_episodes(recorded, "what the evaluation recorded")
         existing_graph(graph_paths.root)  # it may have been removed meanwhile
-        storage.write_atomic(episodes_file(graph_paths, run), recorded)
+        storage.write_atomic(kept, recorded)
     return records.from_json(EvaluationReport, json.loads(said))
 
 

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from flowrl import storage
-from flowrl.errors import ConfigError, classify_io_error, format_error
+from flowrl.errors import ConfigError, FileRefusedError, classify_io_error, format_error
 from flowrl.paths import GraphPaths
 
 
@@ -38,3 +38,10 @@ def _check_file(path: Path, endings: tuple[str, ...]) -> None:
         raise ConfigError(f"-o {path} is a folder; name a file")
     if path.exists() and not path.is_file():
         raise ConfigError(f"-o {path} is a pipe or a device; name a file")
+
+
+def check_kept(path: Path) -> Path:
+    """Return the path of a file that flowrl keeps in a graph; FileRefusedError for a folder."""
+    if path.is_dir():
+        raise FileRefusedError(f"{path} is a folder, where a file belongs; move it away")
+    return path

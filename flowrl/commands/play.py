@@ -17,7 +17,7 @@ from flowrl.errors import ConfigError
 from flowrl.experts.store import ExpertStore
 from flowrl.launchers.confined import confined_run
 from flowrl.measures.episodes import read_episodes
-from flowrl.output import check_output
+from flowrl.output import check_kept, check_output
 from flowrl.paths import AGENT_JSON, GraphPaths, existing_graph
 from flowrl.runs import read_run
 from flowrl.storage import records
@@ -132,7 +132,8 @@ def _kept_film(place: Path, skill: str, output: Path | None) -> Path:
         raise ConfigError(f"--keep writes beside the skill's expert, not to -o {output}; drop one")
     if (place / AGENT_JSON).is_file():
         raise ConfigError(f"{place} is an exported agent, which keeps no film; use -o film.gif")
-    return ExpertStore(existing_graph(place)).archive_of(skill).folder / kept_name()
+    folder = ExpertStore(existing_graph(place)).archive_of(skill).folder
+    return check_kept(folder / kept_name())
 
 
 def _film(order: PictureOrder, *, sandbox: Sandbox) -> Film:

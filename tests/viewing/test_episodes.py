@@ -20,6 +20,7 @@ from flowrl.envs.world_digest import world_digest
 from flowrl.errors import ConfigError, FileRefusedError
 from flowrl.evaluation import ROWS, Tally, _chosen, _columns
 from flowrl.measures.episodes import EpisodesOrigin, RecordedEpisodes, decode_episodes
+from flowrl.output import check_kept
 from tests.viewing.test_film import bare, packed
 
 ORIGIN = EpisodesOrigin(skill="Bake Pie", env_name="Tiny", module="00", generation=1, seed=7)
@@ -193,3 +194,9 @@ def test_only_a_recorded_episode_is_replayed(given):
     agent: Any = Agent(record=None, params={}, modules={})  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="not a recorded episode; take one of read_episodes"):
         next(agent.replay("Collect Wood", given))
+
+
+def test_a_folder_in_the_place_of_a_kept_file_is_named(tmp_path):
+    assert check_kept(tmp_path / "video.mp4") == tmp_path / "video.mp4"
+    with pytest.raises(FileRefusedError, match=r"is a folder, where a file belongs; move it away"):
+        check_kept(tmp_path)
