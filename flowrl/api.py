@@ -101,6 +101,7 @@ def evaluate(  # noqa: PLR0913 — the flags of its command
       sandbox: confine the process by bubblewrap; auto: if it is there.
 
     Raises:
+      ConfigError: more episodes are to be recorded than are played.
       ExpertMissingError: no such skill is merged; says which are.
       ConfinedError: the episodes could not be played; says why.
     """
@@ -111,7 +112,9 @@ def evaluate(  # noqa: PLR0913 — the flags of its command
             what = f"--{flag} {asked:,} is more than the {episodes:,} episodes that are played"
             raise ConfigError(f"{what}; ask for fewer, or for more --episodes")
     run = read_run(ExpertStore(graph_paths).archive_of(skill))
-    kept = check_kept(episodes_file(graph_paths, run))
+    kept = episodes_file(graph_paths, run)
+    if record or record_failures:
+        check_kept(kept)
     order = PlayOrder(
         graph_path=graph_paths.root,
         skill=skill,

@@ -259,7 +259,7 @@ def player(
     and returns a Tally of NumPy arrays `[B, …]`. Its programs are the same for every plan of
     library skills. The environments' stock has ROWS worlds: only their first episode counts.
     `watch` is called after each timestep; the tally has what it returned, also after an
-    environment's first episode.
+    environment's first episode. Of a judge's view only about RECORDED timesteps are kept.
     """
     pad = padding(env.num_experts)
     key = {
@@ -286,7 +286,8 @@ def player(
         tally, chunks = _tally(env, state, count), []
         while not np.asarray(tally.over).all():
             (obs, state, key, tally), seen = chunk(packed, (obs, state, key, tally))
-            chunks.append(jax.tree.map(lambda leaf: np.asarray(leaf)[:, :count], seen))
+            if watch is not _watched or len(chunks) * _CHUNK < RECORDED:
+                chunks.append(jax.tree.map(lambda leaf: np.asarray(leaf)[:, :count], seen))
         episodes = jax.tree.map(lambda leaf: np.asarray(leaf)[:count], tally)
         shown = slice(env.num_tasks)
         episodes = episodes._replace(

@@ -1,4 +1,4 @@
-"""The check of `-o`, before a command works for minutes; it stands alone because four use it."""
+"""Checks of files to write, before a command works for minutes; alone, because four use them."""
 
 from __future__ import annotations
 
