@@ -151,6 +151,16 @@ class JobPaths:
     lock = _Below("folder", "run.lock")  # held while any process of this job lives
 
     @property
+    def engine_json(self) -> Path:
+        """The claim of an engine on this job, beside the folder: a confined job cannot reach it."""
+        return self.folder.with_name(f"{self.folder.name}.engine.json")
+
+    @property
+    def beat(self) -> Path:
+        """The file whose time the runner of an engine's job renews, beside the folder, too."""
+        return self.folder.with_name(f"{self.folder.name}.beat")
+
+    @property
     def read_only(self) -> tuple[Path, ...]:
         """The files that a confined job sees and cannot change; some may not exist."""
         return (self.spec_json, self.start_json)

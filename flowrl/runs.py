@@ -210,7 +210,7 @@ class Progress:
     steps_per_second: float
     step_success: tuple[Share, ...]
     eta_seconds: float | None
-    phase: Phase  # compiling, training, saving
+    phase: Phase  # queued, compiling, training, saving
     updated_at: float  # unix time, for eyes
     waits_for: str = ""  # replicas
 

@@ -21,7 +21,7 @@ class ExitCause(StrEnum):
     STOPPED = "stopped"  # our own stop or a shutdown; the run is resumable
     INTERRUPTED = "interrupted"  # a user typed Ctrl-C in the pane
     SESSION_KILLED = "session_killed"  # a user killed the session
-    SERVER_KILLED = "server_killed"  # the tmux server or the machine went down
+    SERVER_KILLED = "server_killed"  # the tmux server, the node or the machine went down
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +41,7 @@ class Job:
     limit_seconds: float = math.inf  # its caller ends one that takes longer
     limits: Mapping[str, int] = field(default_factory=dict)  # run_memory and others, by flag
     passed: tuple[str, ...] = ()  # names of variables in `env` whose values must not be logged
+    num_cpus: int = 0  # what an engine is asked for; 0 leaves it to the engine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,10 +50,12 @@ class Handle:
 
     run_id: str
     session: str
-    pid: Natural  # the runner process
+    pid: Natural  # the runner process; 0 on another host
     start_time: str = ""  # boot id and start time of that process: a reused pid has another
     pane: str | None = None
     server_pid: Natural | None = None
+    engine: str = ""  # what runs it: "slurm", "ray"; "" is this machine
+    engine_id: str = ""  # by which the engine knows it
 
 
 @dataclass(frozen=True, slots=True)

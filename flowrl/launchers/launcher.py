@@ -70,6 +70,10 @@ class Launcher(ABC):
         """Ask the job to end: TERM, then KILL after a grace period; returns at once."""
         run_status.request_stop(folder)
 
+    def queued(self, handle: Handle) -> str:
+        """Return why a launched job has not started yet, "" if it has."""
+        return ""
+
     def wait(self, handles: Collection[Handle], *, timeout_seconds: float) -> bool:
         """Wait until a job may have ended (returns True), or for the timeout (returns False)."""
         return wait_for_end(handles, timeout_seconds=timeout_seconds)

@@ -26,6 +26,12 @@ def boot_id() -> str:
     return _BOOT_ID.read_text(encoding="ascii").strip()
 
 
+@cache
+def namespace() -> str:
+    """The name of the namespace in which process ids hold here."""
+    return os.readlink("/proc/self/ns/pid")  # noqa: PTH115 — it is no path
+
+
 def start_time_of(pid: int) -> str:
     """Boot id and start time of a living process; "" when there is none."""
     try:

@@ -12,11 +12,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from signal import Signals
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from flowrl import storage
 from flowrl.errors import EXIT_INTERRUPTED, EXIT_RESUMABLE, FileRefusedError, LaunchError
-from flowrl.launchers import process
+from flowrl.launchers import claims, process
 from flowrl.launchers.base import ExitCause, Exited, Finished, Handle, Job, Lost, Outcome
 from flowrl.paths import JobPaths
 from flowrl.redaction import secrets_of
@@ -41,6 +41,9 @@ class StartRecord:
     pane: str | None
     server_pid: Pid | None
     started_at: float
+    launch: str | None = None  # of a run that an engine has started
+    host: str = ""
+    namespace: str = ""  # in which these pids hold
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,10 +65,11 @@ class ExitRecord:
 _Record = TypeVar("_Record", StartRecord, ExitRecord)
 
 
-def prepare(job: Job, *, grace_seconds: float) -> None:
+def prepare(job: Job, *, grace_seconds: float, **lease: Any) -> None:
     """Write what the runner and the log's writer read, and remove what an earlier launch left.
 
     The environment and the secrets are in files of their own, which their readers remove at once.
+    A job for an engine has a `lease`: its `launch` and the seconds after which it counts as lost.
     Raises LaunchError if a process of this run lives, or the files cannot be written.
     """
     paths = JobPaths(job.folder)
@@ -82,6 +86,7 @@ def prepare(job: Job, *, grace_seconds: float) -> None:
         "cpus": list(job.cpus),
         "sandbox": list(job.sandbox),
         "limits": dict(job.limits),
+        **lease,
     }
     environment = {"format": _FORMAT, "environment": dict(job.env)}
     try:
@@ -104,12 +109,15 @@ def withdraw(job: Job) -> None:
     """Remove spec.json, so that a launch that was given up starts nothing if it comes late."""
     if not lock_held(job.folder):
         storage.remove_file(JobPaths(job.folder).spec_json)
-        _forget_secrets(JobPaths(job.folder))
+        forget_secrets(JobPaths(job.folder))
 
 
 def lock_held(folder: Path) -> bool:
-    """Return whether a process of this run lives: runner, job, or a child that has the lock."""
-    return locks.is_held(JobPaths(folder).lock)
+    """Return whether a process of this run lives: runner, job, or a child that has the lock.
+
+    One that an engine may have on another host counts as alive.
+    """
+    return claims.is_claimed(folder) or locks.is_held(JobPaths(folder).lock)
 
 
 def becomes_free(folder: Path) -> bool:
@@ -126,7 +134,7 @@ def outcome(handle: Handle, folder: Path) -> Outcome | None:
     """Return the outcome, or None while a process of the job lives; orphans are ended here."""
     result = _outcome(handle, folder)
     if result is not None:
-        _forget_secrets(JobPaths(folder))
+        forget_secrets(JobPaths(folder))
         storage.remove_part_files(folder)  # of a runner that was killed
     return result
 
@@ -136,13 +144,14 @@ def _outcome(handle: Handle, folder: Path) -> Outcome | None:
     start = read_start(folder, handle.run_id)
     if lock_held(folder):  # whatever the job has written into exit.json
         runner = start is not None and process.alive(start.runner_pid, start.runner_start_time)
-        if not alive and not runner:
+        here = start is None or start.namespace in ("", process.namespace())
+        if not alive and not runner and here:
             _end_orphans(folder)
         return None
     if alive:  # just about to end, or its job has freed the lock
         return None
     if record := read_exit(folder, handle.run_id):
-        return _recorded_end(record, handle, folder)
+        return recorded_end(record, handle, folder)
     if handle.start_time and handle.start_time.rpartition(":")[0] != process.boot_id():
         return Exited(cause=ExitCause.SERVER_KILLED, detail="the machine was restarted")
     if start is None:
@@ -162,8 +171,10 @@ def _end_orphans(folder: Path) -> None:
 def request_stop(folder: Path) -> None:
     """Ask the runner to end its job: TERM, then KILL after the spec's grace period.
 
-    The runner is found by its command line: its job can write any pid into start.json.
+    The runner is found by its command line: its job can write any pid into start.json. One on
+    another host reads it in its claim.
     """
+    claims.ask_to_end(folder)
     for pid in process.of_script(RUNNER, str(JobPaths(folder).spec_json.absolute())):
         start_time = process.start_time_of(pid)
         process.send(pid, start_time, signal.SIGTERM)
@@ -187,7 +198,7 @@ def _of_run(path: Path, kind: type[_Record], run_id: str) -> _Record | None:
     return None
 
 
-def _recorded_end(record: ExitRecord, handle: Handle, folder: Path) -> Finished | Exited:
+def recorded_end(record: ExitRecord, handle: Handle, folder: Path) -> Finished | Exited:
     """Return the outcome by the first row that holds."""
     received, typed = set(record.received), {"SIGINT", "SIGQUIT"}
     killer = Signals(record.signal).name if record.signal is not None else ""
@@ -214,7 +225,7 @@ def _recorded_end(record: ExitRecord, handle: Handle, folder: Path) -> Finished 
     return Exited(cause=cause, code=record.code, signal=record.signal, detail=words)
 
 
-def _forget_secrets(paths: JobPaths) -> None:
+def forget_secrets(paths: JobPaths) -> None:
     """Remove the files with secrets, which their readers have removed already if they could."""
     for path in (paths.secrets_json, paths.environment_json):
         with suppress(IsADirectoryError):  # the job's own

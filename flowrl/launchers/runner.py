@@ -3,7 +3,8 @@
 It runs by path, `python -I -S runner.py SPEC.json`, with the standard library alone, so that no
 installed package can break it. Three files in the spec's folder are its whole interface:
 `run.lock` (an flock that the job inherits: a free lock means that no process of the run lives),
-`start.json` (which processes run) and `exit.json` (how the job ended).
+`start.json` (which processes run) and `exit.json` (how the job ended). An engine starts it as
+`runner.py SPEC.json LAUNCH`; then a claim and a beat beside that folder are two more.
 
 SIGHUP does not say whether the session was killed or the whole tmux server ended, since tmux ends
 its server after the last session. So the runner keeps an idle connection to its server: one that
@@ -37,6 +38,8 @@ SERVER_SECONDS, LOG_WRITER_SECONDS = 0.5, 30.0  # for a busy machine; both answe
 WRITE_ATTEMPTS, WRITE_PAUSE_SECONDS = 10, 0.5
 MAX_FILE_BYTES = 2**34
 LOOK_SECONDS = 0.5  # between two looks at what a job with limits uses
+BEAT_SECONDS = 5.0
+OF_NODE = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")  # the engine's words
 
 
 def main(argv: list[str]) -> int:
@@ -50,11 +53,20 @@ def main(argv: list[str]) -> int:
     folder = os.path.dirname(os.path.abspath(argv[0]))
     with open(argv[0], encoding="utf-8") as file:
         spec = json.load(file)
+    launch = spec.get("launch")
+    if launch != (argv[1] if argv[1:] else None):
+        report(f"another launch of run {spec['run_id']} has taken the place of {argv[1:]}")
+        return EXIT_BUSY
     if not take_lock(os.path.join(folder, "run.lock")):
         report(f"another process of run {spec['run_id']} is alive; nothing was started")
         return EXIT_BUSY
     server_pid = os.environ.get("TMUX", "").rpartition(",")[0].rpartition(",")[2]
+    lease = Lease(folder, launch, spec["lost_after"]) if launch else None
+    if lease and not lease.renewed():
+        report(f"run {spec['run_id']} was taken for lost; nothing was started")
+        return EXIT_BUSY
     start = {"format": FORMAT, "run_id": spec["run_id"], "started_at": time.time()}
+    start |= {"launch": launch, "host": socket.gethostname(), "namespace": namespace()}
     start |= {"runner_pid": os.getpid(), "runner_start_time": start_time_of(os.getpid())}
     start |= {"job_pid": None, "job_start_time": "", "pane": os.environ.get("TMUX_PANE")}
     start |= {"server_pid": int(server_pid) if server_pid.isdigit() else None}
@@ -62,7 +74,10 @@ def main(argv: list[str]) -> int:
     kills_before = oom_kills()
     server = connect_to_server()
     try:
-        pid, release = spawn(spec, environment_of(folder))
+        environment = environment_of(folder)
+        if lease:
+            environment |= {name: os.environ[name] for name in OF_NODE if name in os.environ}
+        pid, release = spawn(spec, environment)
     except OSError as error:
         report(f"{spec['argv'][0]} cannot be started in {spec['cwd']}: {error}")
         return finish(spec, folder, code=EXIT_NOT_STARTED, detail=str(error))
@@ -73,14 +88,67 @@ def main(argv: list[str]) -> int:
         report(f"start.json does not name the job: {error}")
     release()
     excess: list[str] = []
-    look = partial(kill_beyond, pid, spec["limits"], folder, excess) if spec["limits"] else None
+    looks = [partial(kill_beyond, pid, spec["limits"], folder, excess)] if spec["limits"] else []
+    looks += [partial(lease.keep, pid)] if lease else []
+    look = (lambda: [one() for one in looks]) if looks else None
     status, received = wait_for(pid, spec, server, look)
+    if lease and not lease.renewed():
+        report(f"run {spec['run_id']} was taken for lost; how it ended is not recorded")
+        return EXIT_BUSY
     number = death_signal(status, sandboxed=bool(spec["sandbox"]))
     ended = {"code": os.WEXITSTATUS(status)} if number is None else {"signal": number}
     oom = number == signal.SIGKILL and oom_kills() > kills_before
     detail = "".join(excess)
     oom = oom or "--run_memory" in detail
     return finish(spec, folder, **ended, oom=oom, received=received, detail=detail)
+
+
+class Lease:
+    """The right of an engine's job to go on: the claim beside its folder names this launch.
+
+    A runner that cannot renew it for half of the time after which others take the run for lost
+    has lost it, too: they may have started the run again where it cannot see them.
+    """
+
+    def __init__(self, folder: str, launch: str, lost_after: float) -> None:
+        self._claim, self._beat, self._launch = f"{folder}.engine.json", f"{folder}.beat", launch
+        self._seconds, self._renewed_at, self._looked_at = lost_after / 2, time.monotonic(), 0.0
+        self._stopping = False
+
+    def renewed(self) -> bool:
+        """Renew the lease by a beat; False if it is lost."""
+        now = self._looked_at = time.monotonic()
+        try:
+            with open(self._claim, encoding="utf-8") as file:
+                claim = json.load(file)
+            if claim["launch"] != self._launch:
+                return False
+            os.close(os.open(self._beat, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600))
+            os.utime(self._beat)  # by the clock of the file server
+        except FileNotFoundError:
+            return False  # the graph, or its claim on this run, is gone
+        except (OSError, ValueError) as error:
+            report(f"no beat: {error}")
+            return now - self._renewed_at < self._seconds
+        if now - self._renewed_at > 2 * self._seconds:  # it was stopped, or the disk hung
+            return False
+        self._renewed_at = now
+        if claim["stop"] and not self._stopping:
+            self._stopping = True
+            os.kill(os.getpid(), signal.SIGTERM)
+        return True
+
+    def keep(self, pid: int) -> None:
+        """Renew the lease if it is time, and kill the job's processes if that fails."""
+        if time.monotonic() - self._looked_at > BEAT_SECONDS and not self.renewed():
+            for one in tree_of(pid):
+                with suppress(ProcessLookupError):
+                    os.kill(one, signal.SIGKILL)
+
+
+def namespace() -> str:
+    """The name of the namespace in which our process ids hold."""
+    return os.readlink("/proc/self/ns/pid")
 
 
 def take_lock(path: str) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -45,7 +46,7 @@ from flowrl.parallel.status import (
     sentence,
 )
 from flowrl.paths import RunPaths
-from flowrl.runs import RunResult, progress_of, read_result
+from flowrl.runs import Progress, RunResult, progress_of, read_result, write_progress
 
 logger = logging.getLogger(__name__)
 _CHECKPOINT = re.compile("[0-9]{1,9}")
@@ -284,6 +285,10 @@ class CommandExecutor:
             self.stop_once(entry)
             return ()
         handle = status.handle
+        if handle is not None and (why := self.launcher.queued(handle)):
+            self._limits.forget(job.run_id)
+            self._report_queued(RunPaths(job.folder, entry.expert or 0), job.run_id, why)
+            return ()
         if handle is not None and self._limits.seconds_left(handle, job.limit_seconds) < 0:
             return (events.RunLate(entry.skill, job.run_id, StopReason.OVERDUE),)
         run_paths = RunPaths(job.folder, entry.expert or 0)
@@ -295,6 +300,15 @@ class CommandExecutor:
                 return (events.RunLate(entry.skill, job.run_id, StopReason.HUNG),)
             self._limits.forget(job.run_id)  # it cannot write its progress either
         return ()
+
+    def _report_queued(self, run_paths: RunPaths, run_id: str, why: str) -> None:
+        """Write what a launched run waits for where its trainer writes its progress later."""
+        known = progress_of(run_paths, run_id)
+        if known is None or known.waits_for != why:
+            facts = {"run_id": run_id, "updates": 0, "step_success": (), "phase": "queued"}
+            began = (time.monotonic(), 0)
+            queued = Progress.since(began, frames=0, total_frames=0, waits_for=why, **facts)
+            write_progress(run_paths, queued)
 
     def _report(self, request: RunRequest, error: BaseException) -> None:
         """A full disk pauses all work; an unexpected error is logged with its traceback."""

@@ -10,12 +10,13 @@ from pathlib import Path
 
 from flowrl import config as configs
 from flowrl import storage
-from flowrl.config import LaunchConfig, PPOConfig, ScheduleConfig
+from flowrl.config import ENGINES, LaunchConfig, PPOConfig, ScheduleConfig
 from flowrl.errors import ConfigError, classify_io_error, format_error
 from flowrl.launchers import sandbox
 from flowrl.launchers.gpus import Device, check_devices, slots, visible_devices
 from flowrl.launchers.launcher import Launcher
 from flowrl.launchers.local import LocalLauncher
+from flowrl.launchers.slurm import SlurmLauncher
 from flowrl.launchers.tmux import TmuxLauncher
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.paths import GraphPaths
@@ -67,6 +68,8 @@ def device_slots(launch: LaunchConfig, *, each: int, wanted: int) -> dict[str, i
     them.
     """
     devices: tuple[Device, ...] = ()
+    if launch.launcher in ENGINES:
+        return {}  # its hosts have them, and it deals them out
     if any(map(importlib.util.find_spec, CUDA_PLUGINS)):
         devices = visible_devices(launch.gpu_ids)
     elif launch.gpu_ids:
@@ -99,9 +102,13 @@ def open_scheduler(
 
 
 def open_launcher(config: LaunchConfig) -> Launcher:
-    """The launcher of `--launcher`: plain processes, or tmux; ConfigError if tmux is missing."""
+    """The launcher of `--launcher`; ConfigError if what it needs is missing, or not as asked."""
     if config.launcher == "local":
         return LocalLauncher()
+    if config.launcher == "slurm":
+        engine = SlurmLauncher(config.slurm_args, lost_after=config.lost_after)
+        engine.check()
+        return engine
     launcher = TmuxLauncher(config.tmux_socket)
     launcher.check()
     return launcher

@@ -15,7 +15,7 @@ from typing import Any
 from flowrl import config as configs
 from flowrl import storage
 from flowrl.arguments import other_flags
-from flowrl.config import BottomUpConfig, GraphConfig, LaunchConfig, PPOConfig
+from flowrl.config import ENGINES, BottomUpConfig, GraphConfig, LaunchConfig, PPOConfig
 from flowrl.errors import FileRefusedError, is_transient
 from flowrl.experts.array_check import start_reader
 from flowrl.experts.merge import MERGE_RULES, MergeRule, eval_gate
@@ -200,6 +200,7 @@ class TrainingBackend:
             folder=prepared.run_folder.resolve(),
             results=(prepared.run_paths.result_json.name,),
             cpus=() if request.devices else self._cpus(prepared.run_folder),
+            num_cpus=self._config.launch.cpus_per_run,
             sandbox=self.confinement.around(
                 RunPaths(prepared.run_folder.resolve(), prepared.run.expert),
                 cwd=Path.cwd(),
@@ -215,6 +216,8 @@ class TrainingBackend:
         passed = self._config.launch.pass_env
         neighbours = self._neighbours(request)
         env = sandbox.child_env(request.devices, skills_per_gpu=neighbours, passed=passed)
+        if _asks_for_gpus(self._config.launch) and "JAX_PLATFORMS" not in os.environ:
+            del env["JAX_PLATFORMS"]  # of a machine without them
         return sandbox.confined_env(env, passed) if self.confinement.program else env
 
     def _neighbours(self, request: RunRequest) -> int:
@@ -232,6 +235,8 @@ class TrainingBackend:
         if config.acting_threads is not None or env.get("JAX_PLATFORMS") != "cpu":
             return words
         free = len(os.sched_getaffinity(0)) // self._side_by_side
+        if self._config.launch.launcher in ENGINES:
+            free = 1  # what an engine gives without being asked
         cpus = (self._config.launch.cpus_per_run or free) // config.replicas
         devices = number or sandbox.host_devices(env)
         trainer = dataclasses.replace(config, num_devices=devices).of_replica()
@@ -240,7 +245,7 @@ class TrainingBackend:
     def _cpus(self, folder: Path) -> tuple[int, ...]:
         """The CPUs that only this run uses; () if all runs share all CPUs."""
         width = self._config.launch.cpus_per_run
-        if not width:
+        if not width or self._config.launch.launcher in ENGINES:
             return ()
         live = {run_paths.folder: run_paths for run_paths in live_runs(self._graph_paths)}
         others = {path: _cpus_in_use(live[path]) for path in live.keys() - {folder}}
@@ -281,6 +286,11 @@ class TrainingBackend:
         if config.replicas > 1 and updates < config.average_every:  # less than a round is left
             return dataclasses.replace(config, average_every=updates, grad_sync_period=1)
         return config
+
+
+def _asks_for_gpus(launch: LaunchConfig) -> bool:
+    """Return whether an engine is asked for GPUs."""
+    return any(word.startswith(("gres=gpu", "gpus")) for word in launch.slurm_args)
 
 
 def _limits(launch: LaunchConfig) -> dict[str, int]:

@@ -1,0 +1,217 @@
+"""`EngineLauncher`, the base class: jobs that an engine (Slurm, Ray) starts on any of its hosts.
+
+The truth stays in the files that the runner writes. The engine adds what only it can know: that a
+job still waits in its queue, and why one has ended that left no record. A run is dead once it has
+left no record and its beat has stopped, for a while if the engine says that it has ended, for
+`lost_after` seconds if the engine does not answer. Beats are timed by this machine's clock, from
+one look to the next, so clocks of hosts may differ.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from abc import abstractmethod
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from flowrl import storage
+from flowrl.errors import BusyError, FileRefusedError, LaunchError
+from flowrl.launchers import claims, run_status
+from flowrl.launchers.base import ExitCause, Exited, Handle, Job, Lost, Outcome
+from flowrl.launchers.claims import BEAT_SECONDS, Claim
+from flowrl.launchers.launcher import GRACE_SECONDS, Launcher
+from flowrl.paths import JobPaths
+
+logger = logging.getLogger(__name__)
+LOST_SECONDS = 120.0
+LISTED_SECONDS = 10.0  # for which one answer of the engine about all its jobs is used
+_STILL_SECONDS = 2 * BEAT_SECONDS  # without a beat, of a run that has ended by its engine's word
+_LOOK_SECONDS = 0.25  # between two looks for the record of an end
+_AGAIN_SECONDS = 1.0  # until the engine is asked again about a run that was ended
+
+
+class UnansweredError(BusyError):
+    """The engine does not answer; what was asked of it may have happened."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineJob:
+    """What an engine says of a job: it is queued, it lives, or for which cause it has ended."""
+
+    id: str
+    queued: str = ""  # why it has not started, in the engine's words
+    live: bool = False
+    cause: ExitCause | None = None  # None, too, if the engine only says that it has ended
+    detail: str = ""
+
+
+class EngineLauncher(Launcher):
+    """The Launcher of an engine; the graph's folder has the same path on all its hosts."""
+
+    engine: str
+    program: str  # that submits, to say what is missing
+
+    def __init__(
+        self, *, lost_after: float = LOST_SECONDS, grace_seconds: float = GRACE_SECONDS
+    ) -> None:
+        super().__init__(grace_seconds=grace_seconds)
+        self.lost_after = lost_after
+        self._jobs: Mapping[str, EngineJob] = {}  # by launch
+        self._listed_at = float("-inf")
+        self._beats: dict[str, tuple[int, float]] = {}  # by run id: time of the beat, since when
+        self._folders: dict[str, Path] = {}  # by run id
+
+    @abstractmethod
+    def submit(self, job: Job, launch: str) -> str:
+        """Have the engine start the runner; returns the engine's id of the job.
+
+        LaunchError: it refuses. UnansweredError: nobody knows whether it has taken the job.
+        """
+
+    @abstractmethod
+    def list_jobs(self) -> Mapping[str, EngineJob]:
+        """Return this user's jobs by launch, in one call; UnansweredError."""
+
+    @abstractmethod
+    def cancel(self, engine_id: str) -> None:
+        """Take a job out of the queue, or pass SIGTERM to its runner; UnansweredError."""
+
+    def launch(self, job: Job) -> Handle:
+        """Start a job; one that the engine has already is adopted."""
+        known = self.find(job)
+        if known is not None and self.poll(known, job.folder) is None:
+            return known
+        claims.remove_claim(job.folder)
+        launch = f"{job.run_id}.{secrets.token_hex(4)}"
+        lease = {"launch": launch, "lost_after": self.lost_after}
+        run_status.prepare(job, grace_seconds=self.grace_seconds, **lease)
+        claims.write_claim(job.folder, Claim(run_id=job.run_id, launch=launch, engine=self.engine))
+        self._listed_at = float("-inf")
+        try:
+            return self._start(job)
+        except LaunchError:
+            claims.remove_claim(job.folder)
+            run_status.withdraw(job)
+            raise
+
+    def _start(self, job: Job) -> Handle:
+        claim = claims.claim_of(job.folder, job.run_id)
+        assert claim is not None
+        storage.fault_point("engine.claimed")
+        engine_id = self.submit(job, claim.launch)
+        storage.fault_point("engine.submitted")
+        return self._handle(job, claims.write_claim(job.folder, replace(claim, engine_id=engine_id)))
+
+    def find(self, job: Job) -> Handle | None:
+        """Return the run that the engine has; None if it was never submitted.
+
+        UnansweredError: only the engine knows, and does not answer.
+        """
+        claim = claims.claim_of(job.folder, job.run_id)
+        if claim is None:
+            return None
+        if not claim.engine_id:
+            known = self._look(anew=True).get(claim.launch)
+            if known is None and not JobPaths(job.folder).beat.exists():
+                return None
+            claim = replace(claim, engine_id=known.id if known else "")
+            claims.write_claim(job.folder, claim)
+        return self._handle(job, claim)
+
+    def poll(self, handle: Handle, folder: Path) -> Outcome | None:
+        """Return the outcome, or None while the run may live or waits in the engine's queue."""
+        self._folders[handle.run_id] = folder
+        claim = claims.claim_of(folder, handle.run_id)
+        outcome = self._outcome(handle, claim, folder)
+        if outcome is not None:
+            self._folders.pop(handle.run_id, None)
+            self._beats.pop(handle.run_id, None)
+            claims.remove_claim(folder)
+            run_status.forget_secrets(JobPaths(folder))
+            storage.remove_part_files(folder)
+        return outcome
+
+    def _outcome(self, handle: Handle, claim: Claim | None, folder: Path) -> Outcome | None:
+        recorded = None
+        if record := run_status.read_exit(folder, handle.run_id):
+            recorded = run_status.recorded_end(record, handle, folder)
+        if claim is None:
+            return recorded or Lost("no engine has it, and it left no record of its end")
+        if recorded and not _is_stopped(recorded):
+            return recorded
+        try:
+            listed = self._look(anew=recorded is not None)
+            job, patience = listed.get(claim.launch), _STILL_SECONDS
+        except UnansweredError as error:
+            job, patience = None, self.lost_after
+            logger.debug("%s: %s", folder.name, error)
+        if job is not None and job.live:
+            return None
+        if recorded is None and not self._is_still(claim, folder, patience):
+            return None
+        if claim.stop:
+            return recorded or Exited(cause=ExitCause.STOPPED, detail="stopped on request")
+        if job is not None and job.cause is not None:
+            code = recorded.code if isinstance(recorded, Exited) else None
+            return Exited(cause=job.cause, code=code, detail=job.detail)
+        return recorded or Lost(job.detail if job else f"{self.engine} does not know it any more")
+
+    def queued(self, handle: Handle) -> str:
+        """Return why the engine has not started a run yet, "" once it has, or if it is unknown."""
+        for job in self._jobs.values():
+            if job.id == handle.engine_id:
+                return job.queued
+        return ""
+
+    def stop(self, handle: Handle, folder: Path) -> None:
+        """Ask the run to end by its claim, which its runner reads, and by the engine."""
+        super().stop(handle, folder)
+        if handle.engine_id:
+            self.cancel(handle.engine_id)
+
+    def wait(self, handles: Collection[Handle], *, timeout_seconds: float) -> bool:
+        """Wait until a run has recorded its end (returns True), or for the timeout."""
+        until = time.monotonic() + timeout_seconds
+        folders = [self._folders[one.run_id] for one in handles if one.run_id in self._folders]
+        while not any(JobPaths(folder).exit_json.exists() for folder in folders):
+            if (left := until - time.monotonic()) <= 0:
+                return False
+            time.sleep(min(left, _LOOK_SECONDS))
+        return True
+
+    def _handle(self, job: Job, claim: Claim) -> Handle:
+        self._folders[job.run_id] = job.folder
+        return Handle(
+            run_id=job.run_id,
+            session=job.name,
+            pid=0,
+            engine=self.engine,
+            engine_id=claim.engine_id,
+        )
+
+    def _look(self, *, anew: bool = False) -> Mapping[str, EngineJob]:
+        """Return the engine's jobs as it listed them, at most ten seconds ago."""
+        if time.monotonic() - self._listed_at > (_AGAIN_SECONDS if anew else LISTED_SECONDS):
+            self._jobs = self.list_jobs()
+            self._listed_at = time.monotonic()
+        return self._jobs
+
+    def _is_still(self, claim: Claim, folder: Path, seconds: float) -> bool:
+        """Return whether a run's beat has stood still for so long while this process looked."""
+        beat, now = 0, time.monotonic()
+        with suppress(FileNotFoundError):
+            beat = JobPaths(folder).beat.stat().st_mtime_ns
+        known, since = self._beats.setdefault(claim.run_id, (beat, now))
+        if known != beat:
+            self._beats[claim.run_id] = (beat, now)
+            return False
+        return now - since > seconds
+
+
+def _is_stopped(outcome: Outcome) -> bool:
+    """Return whether a run ended as one that was asked to: its engine may say by whom."""
+    return isinstance(outcome, Exited) and outcome.cause is ExitCause.STOPPED

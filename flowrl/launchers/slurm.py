@@ -1,0 +1,178 @@
+"""The launcher of Slurm, a leaf: `sbatch` starts each run's runner, and files say how it ended.
+
+Jobs are known by their comment, never by their id alone: a controller that was killed gives ids
+twice. Seen with Slurm 22.05: calls take 9 s to fail while the controller is down.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+
+from flowrl.errors import ConfigError, LaunchError
+from flowrl.launchers.base import ExitCause, Job
+from flowrl.launchers.launcher import GRACE_SECONDS
+from flowrl.launchers.remote import LOST_SECONDS, EngineJob, EngineLauncher, UnansweredError
+from flowrl.launchers.run_status import LOG_WRITER, RUNNER
+from flowrl.paths import JobPaths
+
+_CALL_SECONDS = 15.0
+_SAVE_SECONDS = 60  # before a time limit, for a checkpoint
+_OPTIONS = frozenset(
+    "account bell clusters constraint cpus-per-gpu cpus-per-task exclude exclusive gpus "
+    "gpus-per-node gpus-per-task gres hint licenses mem mem-per-cpu mem-per-gpu nice nodelist "
+    "partition prefer priority qos reservation threads-per-core time time-min tmp".split()
+)
+_VALUE = re.compile(r"[\w.,:=+*/@%&|!()\[\]-]*", re.ASCII)
+_ENVIRONMENT = re.compile(r"PATH|HOME|USER|LOGNAME|SHELL|LANG|TZ|SLURM_CONF|SBATCH_\w+")
+_QUEUED = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED"})
+_LIVE = _QUEUED | {
+    *("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"),
+    *("SPECIAL_EXIT", "RESV_DEL_HOLD"),
+}
+_CAUSES = {
+    "CANCELLED": ExitCause.SESSION_KILLED,
+    "OUT_OF_MEMORY": ExitCause.OOM,
+    **dict.fromkeys(
+        ("TIMEOUT", "PREEMPTED", "NODE_FAIL", "BOOT_FAIL", "REVOKED"), ExitCause.SERVER_KILLED
+    ),
+}
+_WORDS = {
+    "CANCELLED": "it was cancelled in Slurm",
+    "OUT_OF_MEMORY": "Slurm ended it for lack of memory",
+    "TIMEOUT": "Slurm's time limit was reached",
+    "PREEMPTED": "Slurm gave its place to another job",
+    "NODE_FAIL": "its node failed",
+    "BOOT_FAIL": "its node did not start",
+}
+
+
+def checked_options(words: Sequence[str]) -> tuple[str, ...]:
+    """Return words NAME or NAME=VALUE as options of sbatch; ConfigError for what is no resource.
+
+    >>> checked_options(["partition=gpu", "exclusive"])
+    ('--partition=gpu', '--exclusive')
+    """
+    for word in words:
+        name, _, value = word.partition("=")
+        if name not in _OPTIONS:
+            known = ", ".join(sorted(_OPTIONS))
+            raise ConfigError(
+                f"--slurm_args {word!r:.80}: give NAME=VALUE without dashes, where NAME is one of "
+                f"sbatch's {known}"
+            )
+        if not _VALUE.fullmatch(value):
+            raise ConfigError(
+                f"--slurm_args {word!r:.80}: a value has letters, digits and punctuation alone, "
+                "no spaces, quotes or semicolons"
+            )
+    return tuple(f"--{word}" for word in words)
+
+
+class SlurmLauncher(EngineLauncher):
+    """The Launcher with a Slurm cluster; the runner is all that a job starts."""
+
+    engine = "slurm"
+
+    def __init__(
+        self,
+        options: Sequence[str] = (),
+        *,
+        lost_after: float = LOST_SECONDS,
+        grace_seconds: float = GRACE_SECONDS,
+    ) -> None:
+        """Take words such as "partition=gpu" for every job; ConfigError."""
+        super().__init__(lost_after=lost_after, grace_seconds=grace_seconds)
+        self._options = checked_options(options)
+
+    def check(self) -> None:
+        """Raise ConfigError if Slurm is missing, does not answer or refuses such jobs."""
+        if shutil.which("sbatch") is None:
+            raise ConfigError("--launcher slurm: sbatch is missing; start flowrl on a login node")
+        try:
+            done = _call("sbatch", "--test-only", *self._options, script=_script("exit 0"))
+        except UnansweredError as error:
+            raise ConfigError(f"--launcher slurm: {error}; see sinfo, then start again") from error
+        if done.returncode:
+            raise ConfigError(f"--slurm_args: Slurm refuses such jobs: {_reason(done)}")
+
+    def submit(self, job: Job, launch: str) -> str:
+        """Submit the runner, with the log's writer at its output."""
+        folder, python = job.folder.absolute(), [sys.executable, "-I", "-S"]
+        runner = shlex.join([*python, str(RUNNER), str(JobPaths(folder).spec_json), launch])
+        log = shlex.join([*python, str(LOG_WRITER), str(folder / job.log)])
+        done = _call(
+            *("sbatch", "--parsable", f"--job-name={job.name}", f"--comment={launch}"),
+            *("--output=/dev/null", "--ntasks=1", "--no-requeue", f"--chdir={folder}"),
+            f"--signal=B:TERM@{_SAVE_SECONDS}",
+            *([f"--cpus-per-task={job.num_cpus}"] if job.num_cpus else []),
+            *self._options,
+            script=_script(f"exec {runner} > >(exec {log}) 2>&1"),
+        )
+        if done.returncode:
+            raise LaunchError(f"Slurm refuses {job.name}: {_reason(done)}")
+        return done.stdout.strip().partition(";")[0]
+
+    def list_jobs(self) -> Mapping[str, EngineJob]:
+        """Ask squeue for all jobs of this user that it still knows."""
+        done = _call("squeue", "--me", "--noheader", "--states=all", "--format=%i|%k|%T|%r")
+        if done.returncode:
+            raise UnansweredError(f"squeue fails: {_reason(done)}")
+        rows = (line.split("|", 3) for line in done.stdout.splitlines() if line.count("|") >= 3)
+        return {launch: _engine_job(number, state, why) for number, launch, state, why in rows}
+
+    def cancel(self, engine_id: str) -> None:
+        """Cancel a job that is queued; the runner of one that runs gets SIGTERM and saves."""
+        _call("scancel", "--quiet", "--state=PENDING", engine_id)
+        _call("scancel", "--quiet", "--batch", "--signal=TERM", "--state=RUNNING", engine_id)
+
+
+def _engine_job(number: str, state: str, why: str) -> EngineJob:
+    return EngineJob(
+        id=number,
+        queued=f"Slurm: {why}" if state in _QUEUED else "",
+        live=state in _LIVE,
+        cause=_CAUSES.get(state),
+        detail=f"{_WORDS.get(state, 'it left no record')} (job {number}, {state})",
+    )
+
+
+def _script(line: str) -> str:
+    return f"#!/bin/bash\n{line}\n"
+
+
+def _call(*words: str, script: str | None = None) -> subprocess.CompletedProcess[str]:
+    """Call a program of Slurm; UnansweredError if it does not answer in time.
+
+    It gets none of the environment that it could pass on to nodes.
+    """
+    env = {name: value for name, value in os.environ.items() if _ENVIRONMENT.fullmatch(name)}
+    try:
+        done = subprocess.run(
+            words,
+            check=False,
+            env=env,
+            input=script or "",
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_CALL_SECONDS,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise UnansweredError(f"{words[0]} has not answered for {_CALL_SECONDS:g} s") from error
+    except OSError as error:
+        raise UnansweredError(f"{words[0]} cannot be started: {error}") from error
+    if done.returncode and re.search("Unable to contact|Socket timed out|Connection", done.stderr):
+        raise UnansweredError(f"Slurm does not answer: {_reason(done)}")
+    return done
+
+
+def _reason(done: subprocess.CompletedProcess[str]) -> str:
+    """Return the last line of what a program of Slurm has said."""
+    lines = [line for line in done.stderr.splitlines() if line.strip()]
+    return (lines or [f"exit code {done.returncode}"])[-1]
