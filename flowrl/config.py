@@ -362,6 +362,8 @@ class LaunchConfig(Configuration):
     """Run each skill in a tmux session, as a plain child process, or as a job of Slurm."""
     tmux_socket: Annotated[str | None, Needs(launcher="tmux")] = None
     """Name or path of the tmux server's socket (default: the user's own server)."""
+    shared_folder: bool = False
+    """The graph is on a disk of several hosts: keep schedulers of other hosts out, too."""
     slurm_args: Annotated[tuple[str, ...], Needs(launcher="slurm")] = ()
     """Options of sbatch for every run, without dashes, e.g. --slurm_args partition=gpu gres=gpu:1
     time=8:00:00."""

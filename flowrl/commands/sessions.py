@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -21,6 +22,7 @@ import tyro
 from flowrl.arguments import GraphCommand, SkillArgument
 from flowrl.console import print_report
 from flowrl.errors import ConfigError, FileRefusedError, GraphError
+from flowrl.launchers.claims import claim_of
 from flowrl.parallel.health import daemon_of, in_words
 from flowrl.parallel.recovery import recorded_config
 from flowrl.paths import GraphPaths, graph_or_sweep
@@ -68,6 +70,7 @@ class AttachCommand(GraphCommand):
         """Become `tmux attach`, or inside the same tmux server `tmux switch-client`."""
         graph_paths = GraphPaths(self.graph_path)
         row = find_row(read_rows(graph_paths), self.skill, graph_paths.root)
+        _refuse_engine(graph_paths, row)
         program = shutil.which("tmux")
         if program is None:
             raise ConfigError(
@@ -98,6 +101,20 @@ class AttachCommand(GraphCommand):
             )
         verb = "switch-client" if here else "attach-session"
         os.execv(program, [*tmux, verb, "-t", f"={row.session}"])  # noqa: S606 — no shell is wanted
+
+
+def _refuse_engine(graph_paths: GraphPaths, row: SkillRow) -> None:
+    """Raise GraphError with what shows a run that an engine has on another host."""
+    run_paths = graph_paths.run(row.expert or 0, row.skill)
+    if row.expert is None or not (claim := claim_of(run_paths.folder)):
+        return
+    log = f'flowrl logs {graph_paths.root} "{row.skill}" -f'
+    if claim.engine == "slurm":
+        tail = shlex.join(["tail", "-f", str(run_paths.training_log.absolute())])
+        log += f", or on its node: srun --jobid={claim.engine_id} --overlap --pty {tail}"
+    raise GraphError(
+        f"{row.skill} is job {claim.engine_id} of {claim.engine}, not a tmux session; see {log}"
+    )
 
 
 def _schedulers() -> Iterator[dict[str, Any]]:

@@ -9,7 +9,6 @@ one look to the next, so clocks of hosts may differ.
 
 from __future__ import annotations
 
-import logging
 import secrets
 import time
 from abc import abstractmethod
@@ -19,14 +18,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flowrl import storage
-from flowrl.errors import BusyError, FileRefusedError, LaunchError
+from flowrl.errors import BusyError, LaunchError
 from flowrl.launchers import claims, run_status
 from flowrl.launchers.base import ExitCause, Exited, Handle, Job, Lost, Outcome
 from flowrl.launchers.claims import BEAT_SECONDS, Claim
 from flowrl.launchers.launcher import GRACE_SECONDS, Launcher
 from flowrl.paths import JobPaths
 
-logger = logging.getLogger(__name__)
 LOST_SECONDS = 120.0
 LISTED_SECONDS = 10.0  # for which one answer of the engine about all its jobs is used
 _STILL_SECONDS = 2 * BEAT_SECONDS  # without a beat, of a run that has ended by its engine's word
@@ -104,7 +102,9 @@ class EngineLauncher(Launcher):
         storage.fault_point("engine.claimed")
         engine_id = self.submit(job, claim.launch)
         storage.fault_point("engine.submitted")
-        return self._handle(job, claims.write_claim(job.folder, replace(claim, engine_id=engine_id)))
+        return self._handle(
+            job, claims.write_claim(job.folder, replace(claim, engine_id=engine_id))
+        )
 
     def find(self, job: Job) -> Handle | None:
         """Return the run that the engine has; None if it was never submitted.
@@ -136,29 +136,26 @@ class EngineLauncher(Launcher):
         return outcome
 
     def _outcome(self, handle: Handle, claim: Claim | None, folder: Path) -> Outcome | None:
-        recorded = None
-        if record := run_status.read_exit(folder, handle.run_id):
-            recorded = run_status.recorded_end(record, handle, folder)
+        record = run_status.read_exit(folder, handle.run_id)
+        recorded = run_status.recorded_end(record, handle, folder) if record else None
         if claim is None:
             return recorded or Lost("no engine has it, and it left no record of its end")
         if recorded and not _is_stopped(recorded):
             return recorded
         try:
-            listed = self._look(anew=recorded is not None)
-            job, patience = listed.get(claim.launch), _STILL_SECONDS
+            job = self._look(anew=recorded is not None).get(claim.launch)
+            patience, unknown = _STILL_SECONDS, f"{self.engine} does not know it any more"
         except UnansweredError as error:
-            job, patience = None, self.lost_after
-            logger.debug("%s: %s", folder.name, error)
-        if job is not None and job.live:
-            return None
-        if recorded is None and not self._is_still(claim, folder, patience):
+            job, patience, unknown = None, self.lost_after, str(error)
+        live = job is not None and job.live
+        if live or not (recorded or self._is_still(claim, folder, patience)):
             return None
         if claim.stop:
             return recorded or Exited(cause=ExitCause.STOPPED, detail="stopped on request")
         if job is not None and job.cause is not None:
             code = recorded.code if isinstance(recorded, Exited) else None
             return Exited(cause=job.cause, code=code, detail=job.detail)
-        return recorded or Lost(job.detail if job else f"{self.engine} does not know it any more")
+        return recorded or Lost(job.detail if job else unknown)
 
     def queued(self, handle: Handle) -> str:
         """Return why the engine has not started a run yet, "" once it has, or if it is unknown."""

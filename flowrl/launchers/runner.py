@@ -62,8 +62,8 @@ def main(argv: list[str]) -> int:
         return EXIT_BUSY
     server_pid = os.environ.get("TMUX", "").rpartition(",")[0].rpartition(",")[2]
     lease = Lease(folder, launch, spec["lost_after"]) if launch else None
-    if lease and not lease.renewed():
-        report(f"run {spec['run_id']} was taken for lost; nothing was started")
+    if lease and (os.path.exists(os.path.join(folder, "start.json")) or not lease.renewed()):
+        report(f"run {spec['run_id']} was started before, or taken for lost; nothing was started")
         return EXIT_BUSY
     start = {"format": FORMAT, "run_id": spec["run_id"], "started_at": time.time()}
     start |= {"launch": launch, "host": socket.gethostname(), "namespace": namespace()}
@@ -148,7 +148,7 @@ class Lease:
 
 def namespace() -> str:
     """The name of the namespace in which our process ids hold."""
-    return os.readlink("/proc/self/ns/pid")
+    return os.readlink("/proc/self/ns/pid")  # noqa: PTH115
 
 
 def take_lock(path: str) -> bool:

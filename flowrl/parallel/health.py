@@ -20,6 +20,7 @@ from flowrl import notices, storage
 from flowrl.errors import BusyError, ConfigError, classify_io_error, format_error
 from flowrl.launchers.base import Handle
 from flowrl.launchers.process import boot_id
+from flowrl.parallel.shared_claim import SharedClaim, holder_of
 from flowrl.paths import GraphPaths
 from flowrl.runs import REPORT
 from flowrl.storage import locks
@@ -43,25 +44,40 @@ _REASON = re.compile(r"flowrl: |[A-Za-z_][\w.]*(Error|Exception|Interrupt)\b")  
 class DaemonLock:
     """The lock that lets one daemon write in a graph's folder; its file is never deleted.
 
-    The kernel frees it when its holder dies; the file names the holder.
+    The kernel frees it when its holder dies; the file names the holder. In a `shared` folder other
+    hosts are kept out, too: by a claim, which is honoured in any folder that has one.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, *, shared: bool = False) -> None:
+        self._path, self._shared = path, shared
         self._descriptor: int | None = None
+        self._claim = SharedClaim(_claim_beside(path))
 
     def acquire(self) -> None:
         """Take the lock at once, or raise BusyError, which names the daemon that has it.
 
-        ConfigError: it is on a network file system. FileRefusedError: it is not a plain file.
+        ConfigError: it is on a network file system, and nobody said that the folder is shared.
+        FileRefusedError: it is not a plain file.
         """
         if self._descriptor is not None:
             return
         storage.make_dir(self._path.parent)
-        _refuse_network(self._path.parent)
+        shared = self._shared or os.path.lexists(_claim_beside(self._path))
+        if not shared:
+            _refuse_network(self._path.parent)
         if not os.path.lexists(self._path):
             storage.make_file(self._path)
         locks.check_plain(self._path)
+        self._lock_file()
+        if shared:
+            try:
+                self._claim.acquire()
+            except BaseException:
+                self.release()
+                raise
+
+    def _lock_file(self) -> None:
+        """Lock the file, and write this process into it."""
         # Only to be read: what is open for writing would keep a disk from being made read-only.
         descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
@@ -95,9 +111,11 @@ class DaemonLock:
                 f"{self._path} was deleted or replaced while this daemon held it, another one may "
                 "have started; runs go on, start again to adopt them"
             )
+        self._claim.check()
 
     def release(self) -> None:
         """Give the lock back."""
+        self._claim.release()
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
@@ -109,7 +127,12 @@ def daemon_of(path: Path) -> dict[str, Any] | None:
     They are missing if they cannot be read. FileRefusedError: the lock is not a plain file.
     """
     locks.check_plain(path)
-    return _holder(path) if locks.is_held(path) else None
+    return _holder(path) if locks.is_held(path) else holder_of(_claim_beside(path))
+
+
+def _claim_beside(path: Path) -> Path:
+    """Return the file of the claim that goes with a scheduler's lock."""
+    return path.with_suffix(".claim")
 
 
 def _refuse_network(folder: Path) -> None:
@@ -123,7 +146,7 @@ def _refuse_network(folder: Path) -> None:
     if network := kinds & _NETWORK:
         raise ConfigError(
             f"{folder} is on {network.pop()}, where two daemons on two hosts could both hold the "
-            "lock; choose a --graph_path on a local disk"
+            "lock; choose a --graph_path on a local disk, or say --shared_folder"
         )
 
 

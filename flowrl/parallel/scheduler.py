@@ -68,6 +68,7 @@ class SkillScheduler:
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
         devices: Mapping[str, int] = NO_DEVICES,
         pass_env: Collection[str] = (),
+        shared_folder: bool = False,
         **schedule: Any,
     ) -> None:
         """Schedule the runs of the graph in `base_dir`, a folder or its paths.
@@ -77,6 +78,7 @@ class SkillScheduler:
           clock: the time, for waits.
           devices: how many runs each device takes, by its id; without any, runs use the CPU.
           pass_env: names of variables whose values must not be written into records.
+          shared_folder: whether schedulers on other hosts could use the folder.
           schedule: values of `ScheduleConfig`'s flags; ConfigError says which makes no sense.
         """
         self.graph_paths = (
@@ -89,7 +91,7 @@ class SkillScheduler:
         self.stopped_on_request = False  # whether `run` has ended because a user asked for it
         self.launcher = launcher or TmuxLauncher()
         self._clock = clock
-        self._lock = DaemonLock(self.graph_paths.daemon_lock)
+        self._lock = DaemonLock(self.graph_paths.daemon_lock, shared=shared_folder)
         self.inbox = Inbox(self.graph_paths)
         self.state_file = StateFile(self.graph_paths.scheduler_state)
         self.disk = DiskHealth(self.graph_paths, probe=lambda: self.state_file.save(self.state))
@@ -357,6 +359,7 @@ class SkillScheduler:
 
     def _carry_out(self, command: Command) -> Collection[Event]:
         """Carry out a command; returns what came of it."""
+        self._lock.check()
         if isinstance(command, StatusChange):
             log_change(self.graph_paths.events, command, self._clock())
             self._report_ends([command.entry])

@@ -97,6 +97,7 @@ def open_scheduler(
         launcher=open_launcher(launch),
         devices=devices,
         pass_env=launch.pass_env,
+        shared_folder=launch.shared_folder,
         **configs.flags(schedule),
     )
 

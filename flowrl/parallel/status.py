@@ -264,6 +264,7 @@ def _running(before: Status | None, entry: Entry, status: Running) -> str:
         return f"is asked to end ({status.stop_reason.value})" if asked else ""
     handle = status.handle
     where = f", session {handle.session}" if handle and handle.pane else ""  # without tmux: none
+    where += f", {handle.engine} job {handle.engine_id}" if handle and handle.engine else ""
     where += f", gpu {ranges(status.devices)}" if status.devices else ""
     return f"is training as expert {entry.expert}, attempt {status.attempt}{where}"
 

@@ -48,8 +48,8 @@ SlurmdTimeout=10
 KillWait=5
 SlurmdParameters=config_overrides
 {nodes}
-PartitionName=low Nodes=n[1-{count}] Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=3
-PartitionName=high Nodes=n[1-{count}] MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF
+PartitionName=low Nodes=n[1-{count}] Default=YES MaxTime=INFINITE PriorityTier=1 GraceTime=3
+PartitionName=high Nodes=n[1-{count}] PriorityTier=10 PreemptMode=OFF
 """
 
 
@@ -95,14 +95,32 @@ class Cluster:
         until(lambda: self.idle() == len(self.nodes))
 
     def start_controller(self, *, clean: bool = False) -> None:
+        """Start the controller, and wait for the nodes that it has had before."""
         self._run("slurmctld", *(["-c"] if clean else []), "-f", str(self.conf))
+        until(lambda: self.in_state("idle,mixed,allocated,unknown") == len(self.nodes))
+
+    def restart_controller(self, *, clean: bool = False) -> None:
+        """Kill the controller, and start it again."""
+        self.kill("slurmctld")
+        self.start_controller(clean=clean)
+        until(lambda: self.in_state("idle,mixed,allocated") == len(self.nodes))
+
+    def clear(self) -> None:
+        """Kill all jobs, and wait until all nodes are idle."""
+        self.call("scancel", "--full", "--quiet", "--signal=KILL", "--user=root")
+        self.call("scancel", "--quiet", "--user=root")
+        until(lambda: self.idle() == len(self.nodes))
 
     def start_node(self, name: str) -> None:
         self._run("slurmd", "-N", name)
 
     def idle(self) -> int:
         """Return the number of idle nodes."""
-        words = ["sinfo", "--noheader", "--partition=low", "--states=idle", "--format=%D"]
+        return self.in_state("idle")
+
+    def in_state(self, states: str) -> int:
+        """Return the number of nodes in one of these states."""
+        words = ["sinfo", "--noheader", "--partition=low", f"--states={states}", "--format=%D"]
         done = subprocess.run(words, env=self._env, capture_output=True, text=True, check=False)
         return sum(map(int, done.stdout.split()))
 
@@ -134,7 +152,12 @@ class Cluster:
 
     def _run(self, *words: str) -> None:
         done = subprocess.run(
-            words, env=self._env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+            words,
+            env=self._env,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         assert done.returncode == 0, (words, done.stderr)
 

@@ -1,0 +1,192 @@
+"""One scheduler at a time in a folder of several hosts, each a namespace of this machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from flowrl.errors import EXIT_BUSY, BusyError, ConfigError, FileRefusedError
+from flowrl.parallel import health, shared_claim
+from flowrl.parallel.health import DaemonLock, daemon_of
+from flowrl.parallel.shared_claim import Holder, SharedClaim
+from flowrl.storage import records
+from tests.waiting import until
+
+HOST = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "--uts", "--ipc")
+HOLD = """
+import socket, sys, time
+from pathlib import Path
+from flowrl.errors import BusyError
+from flowrl.parallel import shared_claim
+socket.sethostname(sys.argv[2])
+shared_claim.BEAT_SECONDS = 0.2
+claim = shared_claim.SharedClaim(Path(sys.argv[1]), lost_after=float(sys.argv[3]))
+try:
+    claim.acquire()
+except BusyError as error:
+    print(error, flush=True)
+    sys.exit(error.exit_code)
+print("held", flush=True)
+while True:
+    claim.check()
+    time.sleep(0.05)
+"""
+
+
+def hosts_can_be_made() -> bool:
+    """Return whether this machine lets us make namespaces."""
+    if shutil.which("unshare") is None:
+        return False
+    return subprocess.run([*HOST, "true"], check=False, capture_output=True).returncode == 0
+
+
+needs_hosts = pytest.mark.skipif(not hosts_can_be_made(), reason="unshare is not allowed here")
+
+
+def holder_on(name: str, path: Path, *, lost_after: float = 2.0) -> subprocess.Popen[str]:
+    """A process of another host that wants the claim, and holds it."""
+    words = (*HOST, sys.executable, "-c", HOLD, str(path), name, str(lost_after))
+    return subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+
+
+def said(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    """Lose a host: its first process takes all others with it."""
+    process.kill()
+    process.communicate()
+
+
+@needs_hosts
+def test_a_second_host_hears_that_the_first_lives(tmp_path):
+    first = holder_on("node1", tmp_path / "daemon.claim")
+    assert said(first) == "held\n"
+    second = holder_on("node2", tmp_path / "daemon.claim")
+    line = said(second)
+    assert "in use by process" in line
+    assert "on node1 since" in line
+    assert second.wait() == EXIT_BUSY
+    assert first.poll() is None
+    kill(first)
+
+
+@needs_hosts
+def test_the_claim_of_a_lost_host_is_taken_once(tmp_path):
+    first = holder_on("node1", tmp_path / "daemon.claim")
+    assert said(first) == "held\n"
+    kill(first)
+    others = [holder_on(f"node{number}", tmp_path / "daemon.claim") for number in (2, 3, 4)]
+    lines = [said(one) for one in others]
+    assert sum(line == "held\n" for line in lines) == 1, lines
+    for one in others:
+        kill(one)
+
+
+@needs_hosts
+def test_a_host_that_comes_back_finds_its_claim_taken(tmp_path):
+    path = tmp_path / "daemon.claim"
+    first = holder_on("node1", path)
+    assert said(first) == "held\n"
+    inner = until(lambda: _child_of(_child_of(first.pid) or 0) or _child_of(first.pid))
+    os.kill(inner, signal.SIGSTOP)
+    second = holder_on("node2", path)
+    assert said(second) == "held\n"
+    os.kill(inner, signal.SIGCONT)
+    until(lambda: first.poll() is not None)
+    assert first.returncode != 0
+    assert second.poll() is None
+    kill(second)
+    kill(first)
+
+
+def test_the_claim_of_a_process_here_that_is_gone_is_taken_at_once(tmp_path):
+    path = tmp_path / "daemon.claim"
+    code = HOLD.replace("socket.sethostname(sys.argv[2])\n", "")
+    dead = subprocess.Popen(
+        [sys.executable, "-c", code, str(path), "", "100"], stdout=subprocess.PIPE, text=True
+    )
+    assert said(dead) == "held\n"
+    kill(dead)
+    assert shared_claim.holder_of(path) is None
+    claim, began = SharedClaim(path), time.monotonic()
+    claim.acquire()
+    assert time.monotonic() - began < 5
+    claim.check()
+    assert shared_claim.holder_of(path) is not None
+    claim.release()
+    assert not path.exists()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_that_cannot_renew_its_claim_gives_up_before_others_may_take_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(shared_claim, "BEAT_SECONDS", 60.0)
+    claim = SharedClaim(tmp_path / "daemon.claim", lost_after=0.4)
+    claim.acquire()
+    claim.check()
+    time.sleep(0.3)
+    with pytest.raises(BusyError, match="could not renew it"):
+        claim.check()
+    claim.release()
+
+
+def test_a_claim_that_is_removed_ends_its_scheduler(tmp_path):
+    lock = DaemonLock(tmp_path / "daemon.lock", shared=True)
+    lock.acquire()
+    lock.check()
+    (tmp_path / "daemon.claim").unlink()
+    with pytest.raises(BusyError, match="was taken by another"):
+        lock.check()
+    lock.release()
+
+
+def test_a_claimed_folder_keeps_those_out_who_do_not_know_that_it_is_shared(tmp_path, monkeypatch):
+    away = records.to_json(Holder.this()) | {"namespace": "pid:[1]", "host": "node7"}
+    records.write(tmp_path / "daemon.claim", away)
+    assert (daemon_of(tmp_path / "daemon.lock") or {})["host"] == "node7"
+    beat = tmp_path / "daemon.claim"
+
+    def moves(seconds: float) -> None:
+        os.utime(beat, ns=(0, time.time_ns()))
+
+    monkeypatch.setattr(shared_claim.time, "sleep", moves)
+    with pytest.raises(BusyError, match="on node7"):
+        DaemonLock(tmp_path / "daemon.lock").acquire()
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"\xff" * 100, b'{"format": 1, "pid": "x"}'])
+def test_a_damaged_claim_is_told_and_kept(tmp_path, content):
+    (tmp_path / "daemon.claim").write_bytes(content)
+    with pytest.raises(FileRefusedError, match=r"daemon\.claim"):
+        DaemonLock(tmp_path / "daemon.lock", shared=True).acquire()
+    assert (tmp_path / "daemon.claim").read_bytes() == content
+    (tmp_path / "daemon.claim").unlink()
+    DaemonLock(tmp_path / "daemon.lock", shared=True).acquire()
+
+
+def test_a_network_disk_names_the_flag(tmp_path, monkeypatch):
+    device = tmp_path.stat().st_dev
+    mounts = tmp_path / "mounts"
+    number = f"{os.major(device)}:{os.minor(device)}"
+    mounts.write_text(f"36 35 {number} / /mnt rw - nfs4 server:/ rw\n")
+    monkeypatch.setattr(health, "_MOUNTS", mounts)
+    with pytest.raises(ConfigError, match="--shared_folder"):
+        DaemonLock(tmp_path / "daemon.lock").acquire()
+    lock = DaemonLock(tmp_path / "daemon.lock", shared=True)
+    lock.acquire()
+    lock.release()
+
+
+def _child_of(pid: int) -> int | None:
+    path = Path(f"/proc/{pid}/task/{pid}/children")
+    words = path.read_text().split() if path.exists() else []
+    return int(words[0]) if words else None
