@@ -18,6 +18,7 @@ from flowrl.errors import EXIT_DIVERGED, EXIT_RESUMABLE, ConfigError, SkillError
 from flowrl.experts.merge import MERGE_RULES
 from flowrl.launchers import sandbox as sandboxes
 from flowrl.launchers.local import LocalLauncher
+from flowrl.launchers.slurm import SlurmLauncher
 from flowrl.launchers.tmux import TmuxLauncher
 from flowrl.llm.flow import Flow
 from flowrl.parallel import start, training, training_backend
@@ -496,6 +497,32 @@ def launcher(bench):
     local = start.open_launcher(bench.parsed("--launcher=local").launch)
     assert isinstance(local, LocalLauncher)
     assert isinstance(start.open_launcher(bench.parsed().launch), TmuxLauncher)
+
+
+@arrives
+def slurm_args(bench):
+    words = ("--launcher=slurm", "--slurm_args", "partition=gpu", "gres=gpu:1")
+    with pytest.raises(ConfigError, match="Slurm|sbatch"):  # none answers here
+        start.open_launcher(bench.parsed(*words).launch)
+    with pytest.raises(ConfigError, match="--slurm_args 'wrap=id'"):
+        start.open_launcher(bench.parsed("--launcher=slurm", "--slurm_args", "wrap=id").launch)
+
+
+@arrives
+def lost_after(bench):
+    bench.monkeypatch.setattr(SlurmLauncher, "check", lambda self: None)
+    found = start.open_launcher(bench.parsed("--launcher=slurm", "--lost_after=77").launch)
+    assert isinstance(found, SlurmLauncher)
+    assert found.lost_after == 77
+
+
+@arrives
+def shared_folder(bench):
+    config = bench.parsed("--launcher=local", "--shared_folder")
+    made = start.open_scheduler(bench.graph_paths, config.schedule, config.launch, devices={})
+    with made:
+        assert (bench.graph_paths.root / "daemon.claim").exists()
+    assert not (bench.graph_paths.root / "daemon.claim").exists()
 
 
 @arrives

@@ -38,7 +38,7 @@ class UnansweredError(BusyError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineJob:
-    """What an engine says of a job: it is queued, it lives, or for which cause it has ended."""
+    """An engine's view of a job: it is queued, it lives, or for which cause it has ended."""
 
     id: str
     queued: str = ""  # why it has not started, in the engine's words
@@ -51,7 +51,6 @@ class EngineLauncher(Launcher):
     """The Launcher of an engine; the graph's folder has the same path on all its hosts."""
 
     engine: str
-    program: str  # that submits, to say what is missing
 
     def __init__(
         self, *, lost_after: float = LOST_SECONDS, grace_seconds: float = GRACE_SECONDS

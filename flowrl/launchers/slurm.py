@@ -24,11 +24,12 @@ from flowrl.paths import JobPaths
 _CALL_SECONDS = 15.0
 _SAVE_SECONDS = 60  # before a time limit, for a checkpoint
 _OPTIONS = frozenset(
-    """
-    account constraint cpus-per-gpu cpus-per-task exclude exclusive gpus
-    gpus-per-node gpus-per-task gres hint licenses mem mem-per-cpu mem-per-gpu nice nodelist
-    partition prefer priority qos reservation threads-per-core time time-min tmp
-    """.split()
+    {
+        *("account", "constraint", "cpus-per-gpu", "cpus-per-task", "exclude", "exclusive", "gpus"),
+        *("gpus-per-node", "gpus-per-task", "gres", "hint", "licenses", "mem", "mem-per-cpu"),
+        *("mem-per-gpu", "nice", "nodelist", "partition", "prefer", "priority", "qos"),
+        *("reservation", "threads-per-core", "time", "time-min", "tmp"),
+    }
 )
 _VALUE = re.compile(r"[\w.,:=+*/@%&|!()\[\]-]*", re.ASCII)
 _ENVIRONMENT = re.compile(r"PATH|HOME|USER|LOGNAME|SHELL|LANG|TZ|SLURM_CONF|SBATCH_\w+")

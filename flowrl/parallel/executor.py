@@ -286,7 +286,7 @@ class CommandExecutor:
             return ()
         handle = status.handle
         if handle is not None and (why := self.launcher.queued(handle)):
-            self._limits.forget(job.run_id)
+            self._limits.forget_queued(job.run_id)
             self._report_queued(RunPaths(job.folder, entry.expert or 0), job.run_id, why)
             return ()
         if handle is not None and self._limits.seconds_left(handle, job.limit_seconds) < 0:

@@ -276,6 +276,7 @@ class RunLimits:
         self._run_seconds = run_seconds
         self._monotonic = monotonic
         self._progress: dict[str, tuple[object, float]] = {}  # by run id: stamp, time
+        self._begun: dict[str, float] = {}  # runs on other hosts: when they were first seen to run
 
     def is_silent(self, run_id: str, progress: Path) -> bool:
         """Return whether the run has been silent for too long; only calls notice progress."""
@@ -292,11 +293,19 @@ class RunLimits:
     def seconds_left(self, handle: Handle, default: float = math.inf) -> float:
         """Return how much longer the run may take; below 0 when it is overdue."""
         most = default if self._run_seconds is None else self._run_seconds
-        return most - age_seconds(handle.start_time)
+        if not handle.engine:
+            return most - age_seconds(handle.start_time)
+        now = self._monotonic()
+        return most - (now - self._begun.setdefault(handle.run_id, now))
 
     def forget(self, run_id: str) -> None:
         """Drop a run that has ended, or measure its silence from now on."""
         self._progress.pop(run_id, None)
+
+    def forget_queued(self, run_id: str) -> None:
+        """Measure silence and age of a run from now on, since it is in an engine's queue."""
+        self.forget(run_id)
+        self._begun.pop(run_id, None)
 
 
 def age_seconds(start_time: str) -> float:

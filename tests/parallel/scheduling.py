@@ -99,6 +99,7 @@ class World:
     discarded: list[str | None] = field(default_factory=list)
     prepared: list[RunRequest] = field(default_factory=list)
     refusals: dict[str, list[BaseException]] = field(default_factory=dict)  # verb → errors
+    queue: str = ""  # why runs wait in their engine's queue
     die_at: int = -1  # the daemon dies at this operation
     operations: int = 0
 
@@ -277,6 +278,9 @@ class FakeLauncher:
             checkpoint = folder / f"{process.task.expert}_policies" / "resume" / str(process.ends)
             checkpoint.mkdir(parents=True, exist_ok=True)
         return Finished(folder) if isinstance(process.outcome, RunResult) else process.outcome
+
+    def queued(self, handle: Handle) -> str:
+        return self.world.queue
 
     def stop(self, handle: Handle, folder: Path) -> None:
         self.world.op("stop")

@@ -13,7 +13,8 @@ from flowrl.errors import LaunchError
 from flowrl.launchers.base import Lost
 from flowrl.parallel import health
 from flowrl.parallel.scheduler import SkillScheduler
-from flowrl.paths import GraphPaths
+from flowrl.paths import GraphPaths, RunPaths
+from flowrl.runs import progress_of
 from tests import machine
 from tests.parallel.scheduling import FakeBackend, FakeLauncher, lines, status, words
 from tests.parallel.stand_in_story import Place, ended
@@ -215,6 +216,21 @@ def test_a_trainer_is_not_blamed_for_a_silence_that_a_full_disk_has_made(start, 
     assert not status(scheduler, "A").stop_reason
     assert not world.of("A").asked_to_end
     monkeypatch.undo()
+    for _ in range(3):
+        scheduler.tick()
+    assert status(scheduler, "A").stop_reason
+
+
+def test_a_run_in_the_queue_of_an_engine_is_neither_silent_nor_late(start, world):
+    scheduler = start("A", stall_timeout=1e-9, run_timeout=1e-9)
+    world.queue = "Slurm: Priority"
+    for _ in range(5):
+        scheduler.tick()
+    assert not status(scheduler, "A").stop_reason
+    told = progress_of(RunPaths(world.of("A").job.folder, 0), world.of("A").job.run_id)
+    assert told is not None
+    assert (told.phase, told.waits_for) == ("queued", "Slurm: Priority")
+    world.queue = ""
     for _ in range(3):
         scheduler.tick()
     assert status(scheduler, "A").stop_reason
