@@ -502,7 +502,7 @@ def launcher(bench):
 @arrives
 def slurm_args(bench):
     words = ("--launcher=slurm", "--slurm_args", "partition=gpu", "gres=gpu:1")
-    with pytest.raises(ConfigError, match="Slurm|sbatch"):  # none answers here
+    with pytest.raises(ConfigError, match=r"Slurm|sbatch"):  # none answers here
         start.open_launcher(bench.parsed(*words).launch)
     with pytest.raises(ConfigError, match="--slurm_args 'wrap=id'"):
         start.open_launcher(bench.parsed("--launcher=slurm", "--slurm_args", "wrap=id").launch)

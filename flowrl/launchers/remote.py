@@ -22,10 +22,11 @@ from flowrl.errors import BusyError, LaunchError
 from flowrl.launchers import claims, run_status
 from flowrl.launchers.base import ExitCause, Exited, Handle, Job, Lost, Outcome
 from flowrl.launchers.claims import BEAT_SECONDS, Claim
-from flowrl.launchers.launcher import GRACE_SECONDS, Launcher
+from flowrl.launchers.launcher import Launcher
 from flowrl.paths import JobPaths
 
 LOST_SECONDS = 120.0
+SAVE_SECONDS = 20.0  # for a run that is asked to end: engines kill after 30
 LISTED_SECONDS = 10.0  # for which one answer of the engine about all its jobs is used
 _STILL_SECONDS = 2 * BEAT_SECONDS  # without a beat, of a run that has ended by its engine's word
 _LOOK_SECONDS = 0.25  # between two looks for the record of an end
@@ -53,7 +54,7 @@ class EngineLauncher(Launcher):
     engine: str
 
     def __init__(
-        self, *, lost_after: float = LOST_SECONDS, grace_seconds: float = GRACE_SECONDS
+        self, *, lost_after: float = LOST_SECONDS, grace_seconds: float = SAVE_SECONDS
     ) -> None:
         super().__init__(grace_seconds=grace_seconds)
         self.lost_after = lost_after
@@ -151,6 +152,9 @@ class EngineLauncher(Launcher):
             return None
         if claim.stop:
             return recorded or Exited(cause=ExitCause.STOPPED, detail="stopped on request")
+        by_hand = job is not None and job.cause is ExitCause.SESSION_KILLED
+        if by_hand and not recorded and JobPaths(folder).beat.exists():
+            return Lost(job.detail)  # a runner records that; a confused engine says the same
         if job is not None and job.cause is not None:
             code = recorded.code if isinstance(recorded, Exited) else None
             return Exited(cause=job.cause, code=code, detail=job.detail)

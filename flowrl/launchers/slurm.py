@@ -16,8 +16,13 @@ from collections.abc import Mapping, Sequence
 
 from flowrl.errors import ConfigError, LaunchError
 from flowrl.launchers.base import ExitCause, Job
-from flowrl.launchers.launcher import GRACE_SECONDS
-from flowrl.launchers.remote import LOST_SECONDS, EngineJob, EngineLauncher, UnansweredError
+from flowrl.launchers.remote import (
+    LOST_SECONDS,
+    SAVE_SECONDS,
+    EngineJob,
+    EngineLauncher,
+    UnansweredError,
+)
 from flowrl.launchers.run_status import LOG_WRITER, RUNNER
 from flowrl.paths import JobPaths
 
@@ -87,7 +92,7 @@ class SlurmLauncher(EngineLauncher):
         options: Sequence[str] = (),
         *,
         lost_after: float = LOST_SECONDS,
-        grace_seconds: float = GRACE_SECONDS,
+        grace_seconds: float = SAVE_SECONDS,
     ) -> None:
         """Take words such as "partition=gpu" for every job; ConfigError."""
         super().__init__(lost_after=lost_after, grace_seconds=grace_seconds)

@@ -50,6 +50,8 @@ class Trial:
 class ChaosPlace(Place):
     """A `Place` whose daemons use a tmux server of their own and tell when they are ready."""
 
+    flags = FLAGS
+
     def __init__(self, folder: Path) -> None:
         folder.mkdir(exist_ok=True)
         super().__init__(folder)
@@ -63,7 +65,7 @@ class ChaosPlace(Place):
         graph = f"--graph_path={self.graph_paths.root}"
         began = time.time()
         daemon = subprocess.Popen(
-            [sys.executable, "-m", "tests.chaos.story", graph, *FLAGS, *flags],
+            [sys.executable, "-m", "tests.chaos.story", graph, *self.flags, *flags],
             stderr=subprocess.PIPE,
             text=True,
             cwd=ROOT,

@@ -14,6 +14,7 @@ from flowrl import bottomup_parallel
 from flowrl.config import LaunchConfig
 from flowrl.launchers.launcher import Launcher
 from flowrl.launchers.local import LocalLauncher
+from flowrl.launchers.slurm import SlurmLauncher
 from flowrl.launchers.tmux import TmuxLauncher
 from flowrl.parallel import start, training
 from flowrl.parallel.scheduler import SkillScheduler
@@ -37,6 +38,8 @@ class TellingScheduler(SkillScheduler):
 def open_launcher(config: LaunchConfig) -> Launcher:
     if config.launcher == "local":
         return LocalLauncher(grace_seconds=GRACE_SECONDS)
+    if config.launcher == "slurm":
+        return SlurmLauncher(config.slurm_args, grace_seconds=GRACE_SECONDS)
     launcher = TmuxLauncher(config.tmux_socket, grace_seconds=GRACE_SECONDS)
     launcher.check()
     return launcher
