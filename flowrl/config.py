@@ -43,7 +43,7 @@ Precision = Literal["f32", "bf16"]
 MergePolicyName = Literal["frame_count", "frame_average", "eval_gate"]
 RuleName = Literal["mean", "trimmed_mean", "median", "geometric_median", "krum", "multi_krum"]
 Sandbox = Literal["auto", "bwrap", "none"]
-ENGINES = ("slurm",)  # launchers whose runs are on other hosts
+ENGINES = ("slurm", "ray")  # launchers whose runs are on other hosts
 VideoAfter = Literal["never", "success"]
 
 
@@ -358,8 +358,8 @@ class LaunchConfig(Configuration):
     """Most processes of one run; likewise."""
     pass_env: tuple[str, ...] = ()
     """Names of further environment variables that trainers get, e.g. --pass_env WANDB_API_KEY."""
-    launcher: Literal["tmux", "local", "slurm"] = "tmux"
-    """Run each skill in a tmux session, as a plain child process, or as a job of Slurm."""
+    launcher: Literal["tmux", "local", "slurm", "ray"] = "tmux"
+    """Run each skill in a tmux session, as a plain child process, or as a job of Slurm or Ray."""
     tmux_socket: Annotated[str | None, Needs(launcher="tmux")] = None
     """Name or path of the tmux server's socket (default: the user's own server)."""
     shared_folder: bool = False
@@ -367,6 +367,10 @@ class LaunchConfig(Configuration):
     slurm_args: Annotated[tuple[str, ...], Needs(launcher="slurm")] = ()
     """Options of sbatch for every run, without dashes, e.g. --slurm_args partition=gpu gres=gpu:1
     time=8:00:00."""
+    ray_address: Annotated[str, Needs(launcher="ray")] = "http://127.0.0.1:8265"
+    """The job server of the Ray cluster: its dashboard's address."""
+    ray_resources: Annotated[tuple[str, ...], Needs(launcher="ray")] = ()
+    """What each run needs besides its CPUs, e.g. --ray_resources GPU=1 memory=8G."""
     lost_after: Annotated[int, at_least(30), Needs(launcher=ENGINES)] = 120
     """Seconds without a sign of life after which a run on another host is taken for lost while
     its engine does not answer."""

@@ -10,6 +10,8 @@ one look to the next, so clocks of hosts may differ.
 from __future__ import annotations
 
 import secrets
+import shlex
+import sys
 import time
 from abc import abstractmethod
 from collections.abc import Collection, Mapping
@@ -23,6 +25,7 @@ from flowrl.launchers import claims, run_status
 from flowrl.launchers.base import ExitCause, Exited, Handle, Job, Lost, Outcome
 from flowrl.launchers.claims import BEAT_SECONDS, Claim
 from flowrl.launchers.launcher import Launcher
+from flowrl.launchers.run_status import LOG_WRITER, RUNNER
 from flowrl.paths import JobPaths
 
 LOST_SECONDS = 120.0
@@ -210,6 +213,14 @@ class EngineLauncher(Launcher):
             self._beats[claim.run_id] = (beat, now)
             return False
         return now - since > seconds
+
+
+def runner_line(job: Job, launch: str) -> str:
+    """Return a line of bash that becomes the runner, with the log's writer at its output."""
+    folder, python = job.folder.absolute(), [sys.executable, "-I", "-S"]
+    runner = shlex.join([*python, str(RUNNER), str(JobPaths(folder).spec_json), launch])
+    log = shlex.join([*python, str(LOG_WRITER), str(folder / job.log)])
+    return f"exec {runner} > >(exec {log}) 2>&1"
 
 
 def _is_stopped(outcome: Outcome) -> bool:

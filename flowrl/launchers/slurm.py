@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import shutil
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 
 from flowrl.errors import ConfigError, LaunchError
@@ -22,9 +20,8 @@ from flowrl.launchers.remote import (
     EngineJob,
     EngineLauncher,
     UnansweredError,
+    runner_line,
 )
-from flowrl.launchers.run_status import LOG_WRITER, RUNNER
-from flowrl.paths import JobPaths
 
 _CALL_SECONDS = 15.0
 _SAVE_SECONDS = 60  # before a time limit, for a checkpoint
@@ -111,16 +108,18 @@ class SlurmLauncher(EngineLauncher):
 
     def submit(self, job: Job, launch: str) -> str:
         """Submit the runner, with the log's writer at its output."""
-        folder, python = job.folder.absolute(), [sys.executable, "-I", "-S"]
-        runner = shlex.join([*python, str(RUNNER), str(JobPaths(folder).spec_json), launch])
-        log = shlex.join([*python, str(LOG_WRITER), str(folder / job.log)])
         done = _call(
             *("sbatch", "--parsable", f"--job-name={job.name}", f"--comment={launch}"),
-            *("--output=/dev/null", "--ntasks=1", "--no-requeue", f"--chdir={folder}"),
+            *(
+                "--output=/dev/null",
+                "--ntasks=1",
+                "--no-requeue",
+                f"--chdir={job.folder.absolute()}",
+            ),
             f"--signal=B:TERM@{_SAVE_SECONDS}",
             *([f"--cpus-per-task={job.num_cpus}"] if job.num_cpus else []),
             *self._options,
-            script=_script(f"exec {runner} > >(exec {log}) 2>&1"),
+            script=_script(runner_line(job, launch)),
         )
         if done.returncode:
             raise LaunchError(f"Slurm refuses {job.name}: {_reason(done)}")

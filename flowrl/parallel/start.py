@@ -16,6 +16,7 @@ from flowrl.launchers import sandbox
 from flowrl.launchers.gpus import Device, check_devices, slots, visible_devices
 from flowrl.launchers.launcher import Launcher
 from flowrl.launchers.local import LocalLauncher
+from flowrl.launchers.ray import RayLauncher
 from flowrl.launchers.slurm import SlurmLauncher
 from flowrl.launchers.tmux import TmuxLauncher
 from flowrl.parallel.scheduler import SkillScheduler
@@ -106,10 +107,14 @@ def open_launcher(config: LaunchConfig) -> Launcher:
     """The launcher of `--launcher`; ConfigError if what it needs is missing, or not as asked."""
     if config.launcher == "local":
         return LocalLauncher()
-    if config.launcher == "slurm":
-        engine = SlurmLauncher(config.slurm_args, lost_after=config.lost_after)
-        engine.check()
-        return engine
-    launcher = TmuxLauncher(config.tmux_socket)
+    launcher: SlurmLauncher | RayLauncher | TmuxLauncher
+    match config.launcher:
+        case "slurm":
+            launcher = SlurmLauncher(config.slurm_args, lost_after=config.lost_after)
+        case "ray":
+            address, resources = config.ray_address, config.ray_resources
+            launcher = RayLauncher(address, resources, lost_after=config.lost_after)
+        case _:
+            launcher = TmuxLauncher(config.tmux_socket)
     launcher.check()
     return launcher

@@ -290,7 +290,8 @@ class TrainingBackend:
 
 def _asks_for_gpus(launch: LaunchConfig) -> bool:
     """Return whether an engine is asked for GPUs."""
-    return any(word.startswith(("gres=gpu", "gpus")) for word in launch.slurm_args)
+    words = (*launch.slurm_args, *launch.ray_resources)
+    return any(word.startswith(("gres=gpu", "gpus", "GPU=")) for word in words)
 
 
 def _limits(launch: LaunchConfig) -> dict[str, int]:

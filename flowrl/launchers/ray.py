@@ -1,0 +1,159 @@
+"""The launcher of Ray, a leaf: each run's runner is a job of Ray's job server, spoken to by HTTP.
+
+Jobs outlive the scheduler, and a job's name is ours, so a submission that is repeated is refused.
+Ray itself is needed on the cluster alone. Without fault tolerance a head that dies forgets its jobs
+and its nodes kill them: flowrl hears no beat and starts the runs again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from flowrl.errors import ConfigError, LaunchError
+from flowrl.launchers.base import ExitCause, Job
+from flowrl.launchers.remote import (
+    LOST_SECONDS,
+    SAVE_SECONDS,
+    EngineJob,
+    EngineLauncher,
+    UnansweredError,
+    runner_line,
+)
+
+_CALL_SECONDS, _MOST_BYTES = 15.0, 2**26
+_LIVE = frozenset({"PENDING", "RUNNING"})
+_RESOURCE = re.compile(r"([A-Za-z][\w:.-]*)=(\d+(?:\.\d+)?)([kMG]?)", re.ASCII)
+_POWERS = {"": 0, "k": 3, "M": 6, "G": 9}
+_TOKEN = "RAY_AUTH_TOKEN"  # noqa: S105 — the variable's name
+
+
+def checked_resources(words: Sequence[str]) -> dict[str, Any]:
+    """Return words NAME=NUMBER as fields of a job; GPU and memory are known, others are custom.
+
+    >>> checked_resources(["GPU=1", "big=0.5"])
+    {'entrypoint_num_gpus': 1.0, 'entrypoint_resources': {'big': 0.5}}
+    """
+    fields: dict[str, Any] = {}
+    for word in words:
+        match = _RESOURCE.fullmatch(word)
+        if match is None or match[1] == "CPU":
+            remedy = "--cpus_per_run says the CPUs" if word.startswith("CPU=") else ""
+            raise ConfigError(
+                f"--ray_resources {word!r:.80}: give NAME=NUMBER, e.g. GPU=1 memory=8G; {remedy}"
+            )
+        number = float(match[2]) * 10 ** _POWERS[match[3]]
+        if match[1] == "GPU":
+            fields["entrypoint_num_gpus"] = number
+        elif match[1] == "memory":
+            fields["entrypoint_memory"] = int(number)
+        else:
+            fields.setdefault("entrypoint_resources", {})[match[1]] = number
+    return fields
+
+
+class RayLauncher(EngineLauncher):
+    """The Launcher with a Ray cluster."""
+
+    engine = "ray"
+
+    def __init__(
+        self,
+        address: str,
+        resources: Sequence[str] = (),
+        *,
+        lost_after: float = LOST_SECONDS,
+        grace_seconds: float = SAVE_SECONDS,
+    ) -> None:
+        """Take the job server's address, http://HOST:8265, and what each run needs."""
+        super().__init__(lost_after=lost_after, grace_seconds=grace_seconds)
+        if not re.fullmatch(r"https?://[\w.\[\]:-]+(:\d+)?/?", address, re.ASCII):
+            raise ConfigError(
+                f"--ray_address {address!r:.120}: give the job server as http://HOST:PORT"
+            )
+        self._address = address.rstrip("/")
+        self._resources = checked_resources(resources)
+
+    def check(self) -> None:
+        """Raise ConfigError if no job server answers there."""
+        try:
+            self.list_jobs()
+        except UnansweredError as error:
+            raise ConfigError(
+                f"--launcher ray: {error}; give --ray_address of a running cluster whose dashboard "
+                "is on (pip install 'ray[default]')"
+            ) from error
+
+    def submit(self, job: Job, launch: str) -> str:
+        """Submit the runner under the launch's own name."""
+        env = {"RAY_JOB_STOP_WAIT_TIME_S": str(round(self.grace_seconds + 5))}
+        fields = {
+            "entrypoint": f"exec bash -c {shlex.quote(runner_line(job, launch))}",
+            "submission_id": launch,
+            "entrypoint_num_cpus": job.num_cpus or 1,
+            "metadata": {"run": job.name},
+            "runtime_env": {"env_vars": env},
+            **self._resources,
+        }
+        try:
+            self._call("POST", "/api/jobs/", fields)
+        except urllib.error.HTTPError as error:
+            said = error.read(2**16).decode(errors="replace").strip().rpartition("\n")[2]
+            if "already exists" not in said:
+                raise LaunchError(f"Ray refuses {job.name}: {said:.200}") from error
+        return launch
+
+    def list_jobs(self) -> Mapping[str, EngineJob]:
+        """Ask for all jobs that the cluster knows."""
+        try:
+            rows = self._call("GET", "/api/jobs/")
+            return {row["submission_id"]: _engine_job(row) for row in rows if row["submission_id"]}
+        except (urllib.error.HTTPError, ValueError, KeyError, TypeError) as error:
+            raise UnansweredError(f"{self._address} is no job server of Ray: {error}") from error
+
+    def cancel(self, engine_id: str) -> None:
+        """Take a job out of the queue; a runner that works reads its claim."""
+        known = self.list_jobs().get(engine_id)
+        if known is not None and known.queued:
+            self._call("POST", f"/api/jobs/{engine_id}/stop", {})
+
+    def _call(self, method: str, path: str, fields: Any = None) -> Any:
+        """Return the answer, decoded; UnansweredError without one, HTTPError for a refusal."""
+        body = None if fields is None else json.dumps(fields).encode()
+        headers = {"Content-Type": "application/json"}
+        if token := os.environ.get(_TOKEN):
+            headers["Authorization"] = f"Bearer {token}"
+        request = urllib.request.Request(  # noqa: S310 — http or https, as checked
+            self._address + path, method=method, data=body, headers=headers
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=_CALL_SECONDS) as answer:  # noqa: S310
+                return json.loads(answer.read(_MOST_BYTES))
+        except urllib.error.HTTPError:
+            raise
+        except OSError as error:
+            raise UnansweredError(f"{self._address} does not answer: {error}") from error
+
+
+def _engine_job(row: Mapping[str, Any]) -> EngineJob:
+    """Return what one line of the job server says.
+
+    A job that ended without an exit code was ended by Ray: its node is lost, or it never started.
+    """
+    status, said = str(row["status"]), " ".join(str(row["message"]).split())
+    by_ray = status == "FAILED" and row["driver_exit_code"] is None
+    causes = {"STOPPED": ExitCause.SESSION_KILLED}
+    words = {"STOPPED": "it was stopped in Ray"}.get(status, f"Ray: {said:.120}")
+    return EngineJob(
+        id=str(row["submission_id"]),
+        queued=f"Ray: {said.partition('.')[0]:.60}" if status == "PENDING" else "",
+        live=status in _LIVE,
+        cause=ExitCause.SERVER_KILLED if by_ray else causes.get(status),
+        detail=f"{words} ({status})",
+    )
