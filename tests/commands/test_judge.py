@@ -17,7 +17,7 @@ from flowrl import cli
 from flowrl.errors import ConfigError, FlowrlError
 from flowrl.judging import calibration, command, learned
 from flowrl.judging.calibration import DEMAND
-from flowrl.judging.command import JudgeReport
+from flowrl.judging.report import JudgeReport
 from flowrl.launchers.confined import ConfinedError, confined_run
 from flowrl.paths import GraphPaths
 from flowrl.runs import read_result, read_run
