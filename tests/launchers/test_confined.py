@@ -12,6 +12,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -55,19 +56,24 @@ def words(folder: Path, seconds: float, how: str) -> list[str]:
     return [sys.executable, "-c", CODE, str(folder / "begun"), str(seconds), how]
 
 
-def test_a_terminal_shows_how_many_episodes_have_ended(tmp_path):
+def on_a_terminal(command: list[str], **how: Any) -> tuple[bytes, bytes]:
+    """What a command prints, and what its standard error shows, which is a terminal."""
     own, terminal = pty.openpty()
-    with subprocess.Popen(
-        words(tmp_path, 1.0, "none"), cwd=ROOT, stdout=subprocess.PIPE, stderr=terminal
-    ) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=terminal, **how) as process:
         os.close(terminal)
         shown = b""
         with suppress(OSError):  # its other end is closed
             while part := os.read(own, 65536):
                 shown += part
         assert process.stdout is not None
-        assert process.stdout.read() == b"done"
+        printed = process.stdout.read()
     os.close(own)
+    return printed, shown
+
+
+def test_a_terminal_shows_how_many_episodes_have_ended(tmp_path):
+    printed, shown = on_a_terminal(words(tmp_path, 1.0, "none"), cwd=ROOT)
+    assert printed == b"done"
     assert b"its programs are loaded or compiled" in shown
     assert b"0/4" in shown
     assert b"episodes are played" in shown
