@@ -1,4 +1,4 @@
-"""What was measured of a judge, as `judging/<judge>.json` keeps it; loads no NumPy."""
+"""Records of the figures of judges, `judging/<judge>.json`; loads no NumPy."""
 
 from __future__ import annotations
 
