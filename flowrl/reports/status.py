@@ -235,7 +235,7 @@ def _machine(rows: Sequence[SkillRow]) -> dict[str, Any]:
     """Return what is in use of this machine: of its GPUs by these runs, else by all processes."""
     memory, gpus = psutil.virtual_memory(), len([*Path("/dev").glob("nvidia[0-9]*")])
     return {
-        "cpus": {"used": round(os.getloadavg()[0], 1), "total": len(os.sched_getaffinity(0))},
+        "cpu_load": {"used": round(os.getloadavg()[0], 1), "total": len(os.sched_getaffinity(0))},
         "gpus": {"used": len({name for row in rows for name in row.devices}), "total": gpus},
         "memory_gb": {
             "used": round((memory.total - memory.available) / 1e9, 1),

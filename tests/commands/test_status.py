@@ -58,7 +58,7 @@ def test_json_says_what_is_in_use_and_left_and_how_good_judges_are(tmp_path, flo
     facts = json.loads(flowrl("status", tmp_path, "--json", code=69).out)
     assert facts["runs_left"] == {"frames": 1000 + 512, "hours": 2.0}
     machine = facts["machine"]
-    assert machine["cpus"]["total"] == len(os.sched_getaffinity(0))
+    assert machine["cpu_load"]["total"] == len(os.sched_getaffinity(0))
     assert machine["gpus"]["used"] == 2
     assert 0 < machine["memory_gb"]["used"] < machine["memory_gb"]["total"]
     assert facts["judges"] == []

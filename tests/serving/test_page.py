@@ -95,7 +95,7 @@ def test_judges_machine_and_what_is_left_are_told(tmp_path, serve, page):
     shown(page, serve(graph_paths.root))
     facts = page.locator("#facts")
     expect(facts).to_contain_text("judgesrule, 200 of 200 unseen episodes: AUC 0.")
-    expect(facts).to_contain_text(re.compile(r"cpus\d[\d.]* of \d"))
+    expect(facts).to_contain_text(re.compile(r"cpu load\d[\d.]* of \d"))
     expect(facts).to_contain_text(re.compile(r"memory gb[\d.]+ of [\d.]+"))
     expect(facts).to_contain_text("runs left frames512")
 
