@@ -123,7 +123,8 @@ def evaluate(  # noqa: PLR0913 — the flags of its command
         record=record,
         record_failures=record_failures,
     )
-    said, _, recorded = confined_run(order, graph_paths, run, how=sandbox).partition(b"\n")
+    printed = confined_run(order, graph_paths, run, how=sandbox, episodes=episodes)
+    said, _, recorded = printed.partition(b"\n")
     if record or record_failures:
         decode_episodes(recorded, "what the evaluation recorded")
         existing_graph(graph_paths.root)  # it may have been removed meanwhile

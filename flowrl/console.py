@@ -18,6 +18,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.logging import RichHandler
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from flowrl import __version__
 from flowrl.config import Config, parse
@@ -157,6 +158,23 @@ def print_report(facts: Any, lines: Iterable[str], *, as_json: bool) -> None:
         return
     for line in filter(None, lines):
         sys.stdout.write(printable(" ".join(line.split("\n"))) + "\n")
+
+
+@contextmanager
+def progress_bar(text: str, total: int | None = None) -> Iterator[Callable[[int, str], None]]:
+    """Show on a terminal how much of a total is done, what is under way, and for how long.
+
+    Yields a function that takes the number that is done and the next text. Elsewhere than on a
+    terminal nothing is shown.
+    """
+    if not ERRORS.is_terminal:
+        yield lambda done, text: None
+        return
+    said = TextColumn("{task.description}", markup=False)
+    columns = (said, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=ERRORS, transient=True) as bar:
+        task = bar.add_task(printable(text), total=total)
+        yield lambda done, text: bar.update(task, completed=done, description=printable(text))
 
 
 def _print_error(text: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -25,6 +26,7 @@ from flowrl.experts.merge import wilson
 from flowrl.experts.store import ExpertStore
 from flowrl.games.base import WorldStep
 from flowrl.judging.judge import RECORDED, Recording
+from flowrl.launchers.confined import ENDED, EPISODES
 from flowrl.measures.causes import EvaluationReport, StepRate
 from flowrl.measures.episodes import EpisodesOrigin, RecordedEpisodes
 from flowrl.networks import dispatch
@@ -42,6 +44,7 @@ ROWS = 256  # episodes side by side
 _CHUNK = 50  # steps between two checks whether all episodes have ended
 _LARGEST_FEATURE = 32  # numbers; a recording leaves larger ones out, such as maps
 # Differences to the timestep before, and what tells that the step is done.
+_logger = logging.getLogger(EPISODES)
 _NOT_RECORDED = re.compile(r".*_(diff|prev|penalty)|was_.*|env_reward|achievements")
 
 
@@ -284,8 +287,9 @@ def player(
         reset_key, key = jax.random.split(key)
         obs, state = env.reset(reset_key, ROWS)
         tally, chunks = _tally(env, state, count), []
-        while not np.asarray(tally.over).all():
+        while not (over := np.asarray(tally.over)).all():
             (obs, state, key, tally), seen = chunk(packed, (obs, state, key, tally))
+            _logger.debug(ENDED, np.asarray(tally.over).sum() - over.sum())
             if watch is not _watched or len(chunks) * _CHUNK < RECORDED:
                 chunks.append(jax.tree.map(lambda leaf: np.asarray(leaf)[:, :count], seen))
         episodes = jax.tree.map(lambda leaf: np.asarray(leaf)[:count], tally)

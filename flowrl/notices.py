@@ -21,9 +21,9 @@ SWEEP = "sweep"  # in a sweep's folder: how far it is
 def publish(graph_paths: GraphPaths, key: str, text: str) -> None:
     """Show `text`, without secrets of this process's environment, until it is withdrawn.
 
-    The key is a word of lower case letters, digits and `_`.
+    The key is a word of lower case letters, digits and `_`. FileNotFoundError: the graph is gone.
     """
-    storage.make_dir(graph_paths.notices)
+    storage.make_dir(graph_paths.notices, parents=False)
     shown = redacted(text, secrets_of(os.environ))[:2_000]
     records.write(graph_paths.notice(key), {"text": shown})
 

@@ -227,6 +227,11 @@ class RunPaths(JobPaths):
         return (*given, self.start_json, self.exit_json, self.lock, self.progress, self.prune_json)
 
     @property
+    def films(self) -> tuple[Path, Path]:
+        """The films of a merged run's expert, of which it has one at most: mp4, or gif."""
+        return (self.folder / "video.mp4", self.folder / "video.gif")
+
+    @property
     def tracker_folders(self) -> tuple[Path, ...]:
         """The folders of other programs that are archived as far as they can be read."""
         return (self.tensorboard, self.wandb)
@@ -382,6 +387,10 @@ def existing_graph_or_sweep(graph_path: Path) -> GraphPaths:
             f"{graph_paths.root} is no graph: it has neither checkpoints/ nor "
             "scheduler_state.json; name the folder of a graph (GRAPH comes first)"
         )
+    folder, is_sweep = graph_paths.root.absolute(), isinstance(graph_paths, SweepPaths)
+    if not is_sweep and folder.parent.name == "sweeps" and is_graph(folder.parents[1]):
+        what = f"{graph_paths.root} is a sweep that has lost its sweep.json"
+        raise FileRefusedError(f"{what}; restore it from a copy, or sweep under another --name")
     return graph_paths
 
 

@@ -31,6 +31,7 @@ from flowrl.storage.records import Natural, Phase, Positive, Share, Word
 
 logger = logging.getLogger(__name__)
 REPORT = " · update "  # in a line of a trainer's log that says how far it is, not why it ended
+_LEAST_EPISODES = 256
 _LEAST_SHARD = 32  # environments of a thread: a shard costs as much again as some twenty
 STANDALONE = "standalone"  # run id of a module trained by hand, without run.json
 SkillName = Annotated[str, display_name]
@@ -157,6 +158,14 @@ class Rates:
     def reach(self, share: float) -> bool:
         """Return whether a full window of episodes has at least this share of success."""
         return self.full and self.success >= share
+
+
+def newest_episodes(num_envs: int, replicas: int = 1) -> int:
+    """The number of the newest episodes that a trainer's rates are of, once so many have ended.
+
+    It is a replica's share of 256, or twice the number of environments if that is more.
+    """
+    return max(-(-_LEAST_EPISODES // replicas), 2 * num_envs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,10 +21,11 @@ from benchmarking import Row, arguments, report
 
 from flowrl.evaluation import record
 from flowrl.experts.store import ExpertStore
-from flowrl.judging.calibration import Calibration, auc, measure, scores_of
+from flowrl.judging.calibration import auc, measure, scores_of
 from flowrl.judging.ensemble import fit_ensemble
 from flowrl.judging.judge import Judge, Recording, RuleJudge, Trajectory
 from flowrl.judging.learned import better, fit_logistic, fit_transformer
+from flowrl.judging.report import Calibration
 from flowrl.paths import GraphPaths, slug
 from flowrl.runs import read_result, read_run
 

@@ -15,6 +15,7 @@ import flowrl
 from flowrl import api, config
 from flowrl.errors import ConfigError, FileRefusedError
 from tests.games.test_a_game_of_ones_own import installed
+from tests.launchers.test_confined import on_a_terminal
 
 SCRIPT = """
 import json, sys, threading
@@ -57,7 +58,10 @@ def test_a_graph_is_trained_looked_at_and_measured_from_python(tmp_path):
     assert found["rows"] == [["Pick Berry", "completed"]]
     assert found["same"]
     words = ("evaluate", "graph", "Pick Berry", "--episodes=32", "--seed=3", "--json")
-    said = json.loads(run("-m", "flowrl", *words))
+    command = [sys.executable, "-m", "flowrl", *words]
+    printed, shown = on_a_terminal(command, cwd=tmp_path, env=env)
+    said = json.loads(printed)
+    assert b"32/32" in shown
     assert said["steps"][-1]["success_rate"] == found["success"] > 0.5
 
 

@@ -21,6 +21,7 @@ from flowrl.envs.base import StepOutput
 from flowrl.envs.tasks import WalkState
 from flowrl.envs.vector import BatchedEnv
 from flowrl.evaluation import ROWS, Tally
+from flowrl.launchers.confined import EPISODES
 from flowrl.measures.causes import EvaluationReport, StepRate
 from flowrl.networks.grouped import pack
 from flowrl.networks.moe import ActorCritic
@@ -155,7 +156,8 @@ def experts() -> Any:
     return init_experts(network, key, observation_size=2, num_experts=2)
 
 
-def test_first_episodes_do_not_depend_on_how_many_environments_there_are(folder):
+def test_first_episodes_do_not_depend_on_how_many_environments_there_are(folder, caplog):
+    caplog.set_level("DEBUG", logger=EPISODES)
     play, params, luck = playing(folder), experts(), jax.random.key(7)
     expected = first_episodes(BatchedEnv(Dice(), stock=ROWS), params, luck, 37)  # type: ignore[arg-type]
     found, whole = play(params, luck, 37), play(params, luck, ROWS)
@@ -163,6 +165,7 @@ def test_first_episodes_do_not_depend_on_how_many_environments_there_are(folder)
     assert np.array_equal(found.success, expected.success[:, :2])
     np.testing.assert_allclose(found.total, expected.total, rtol=1e-5)
     assert np.array_equal(whole.length[:37], found.length), "however many are asked for"
+    assert sum(int(line.split()[0]) for line in caplog.messages) == 37 + ROWS
     assert len(set(found.length.tolist())) > 3
     assert whole.success.shape == (ROWS, 2)
     assert 0 < whole.success[:, 1].sum() < ROWS

@@ -13,15 +13,15 @@ import tyro
 from flowrl import storage
 from flowrl.arguments import Count, GraphCommand, Needs, Seed, SkillArgument
 from flowrl.config import Sandbox
-from flowrl.errors import ConfigError
+from flowrl.errors import BusyError, ConfigError
 from flowrl.experts.store import ExpertStore
 from flowrl.launchers.confined import confined_run
 from flowrl.measures.episodes import read_episodes
 from flowrl.output import check_kept, check_output
-from flowrl.paths import AGENT_JSON, GraphPaths, existing_graph
+from flowrl.paths import AGENT_JSON, GraphPaths, RunPaths, existing_graph
 from flowrl.runs import read_run
 from flowrl.storage import records
-from flowrl.viewing.film import ENDINGS, Film, check_encoder, encoded, film_of, kept_name, show
+from flowrl.viewing.film import ENDINGS, Film, check_encoder, encoded, film_of, kept_film, show
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,9 +60,10 @@ class PlayCommand(GraphCommand):
 
     def __call__(self) -> int:
         """Play in a child process and write or show the film."""
-        output = self.output
+        output, archive, run = self.output, None, None
         if self.keep:
-            output = _kept_film(self.graph_path, self.skill, output)
+            archive = self._archive()
+            output, run = check_kept(kept_film(archive)), read_run(archive)
         elif output is not None:
             check_output(output, endings=ENDINGS)
             check_encoder(output)
@@ -83,8 +84,10 @@ class PlayCommand(GraphCommand):
             show(played, sys.stdout, fps=self.fps, columns=columns, rows=rows)
             return 0
         content = encoded(played, output.suffix, fps=self.fps)
-        if self.keep:
+        if archive:
             existing_graph(self.graph_path)  # it may have been removed meanwhile
+            if read_run(archive) != run:
+                raise BusyError(f"{self.skill} was merged anew meanwhile; play it again")
         storage.make_dir(output.parent)
         storage.write_atomic(output, content)
         seconds = len(played.frames) / self.fps + sum(played.holds)
@@ -92,6 +95,20 @@ class PlayCommand(GraphCommand):
         shown = f"{number} episode{'s' if number > 1 else ''}, {seconds:.0f} s"
         sys.stdout.write(f"{output}: {shown}, {len(content) / 1e6:.1f} MB\n")
         return 0
+
+    def _archive(self) -> RunPaths:
+        """The archive beside which a film is kept.
+
+        ConfigError if another output is asked for, too; raises as `_film` if there is no such
+        skill.
+        """
+        place, output = self.graph_path, self.output
+        if output is not None:
+            what = "--keep writes beside the skill's expert"
+            raise ConfigError(f"{what}, not to -o {output}; drop one")
+        if (place / AGENT_JSON).is_file():
+            raise ConfigError(f"{place} is an exported agent, which keeps no film; use -o film.gif")
+        return ExpertStore(existing_graph(place)).archive_of(self.skill)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,19 +140,6 @@ class PictureOrder:
         return 0
 
 
-def _kept_film(place: Path, skill: str, output: Path | None) -> Path:
-    """The file of the film that is kept of a graph's skill; mp4 if PyAV is installed, else gif.
-
-    ConfigError if another output is asked for, too; raises as `_film` if there is no such skill.
-    """
-    if output is not None:
-        raise ConfigError(f"--keep writes beside the skill's expert, not to -o {output}; drop one")
-    if (place / AGENT_JSON).is_file():
-        raise ConfigError(f"{place} is an exported agent, which keeps no film; use -o film.gif")
-    folder = ExpertStore(existing_graph(place)).archive_of(skill).folder
-    return check_kept(folder / kept_name())
-
-
 def _film(order: PictureOrder, *, sandbox: Sandbox) -> Film:
     """Carry the order out in a confined process.
 
@@ -154,4 +158,5 @@ def _film(order: PictureOrder, *, sandbox: Sandbox) -> Film:
         raise ConfigError(
             f"{order.place} is an exported agent, which records nothing; leave --recorded out"
         )
-    return film_of(confined_run(order, graph_paths, run, how=sandbox))
+    wanted = None if order.failures else order.episodes  # else more are played
+    return film_of(confined_run(order, graph_paths, run, how=sandbox, episodes=wanted))

@@ -9,19 +9,22 @@ from typing import Annotated, Literal
 
 import tyro
 
+from flowrl import config as configs
 from flowrl import console, storage
 from flowrl.arguments import ReportCommand
+from flowrl.config import PPOConfig
 from flowrl.errors import ConfigError, FileRefusedError
 from flowrl.output import check_output
 from flowrl.parallel.status import percent
 from flowrl.paths import RunPaths, SweepPaths, existing_graph_or_sweep, printable
 from flowrl.reports.status import find_row, read_rows
+from flowrl.runs import newest_episodes, read_result, read_run
 from flowrl.tuning.outcome import paired_interval
 from flowrl.tuning.trials import open_sweep, read_trials
 from flowrl.viewing.curves import metric_picture, read_lines, skill_picture
 from flowrl.viewing.drawing import ENDINGS, Picture
 from flowrl.viewing.judges import judges_picture
-from flowrl.viewing.plots import compare_picture, graph_picture, needs_picture, newest_run
+from flowrl.viewing.plots import Rate, compare_picture, graph_picture, needs_picture, newest_run
 from flowrl.viewing.sweeps import sweep_picture
 
 
@@ -66,13 +69,18 @@ class PlotCommand(ReportCommand):
         return 0
 
     def _check_flags(self) -> None:
+        """Raise ConfigError for what does not go together, or with the folder."""
         whole = {"SKILL": self.skill, "--graph": self.graph, "--compare": self.compare}
         whole |= {"--judges": self.judges}
         given = [name for name, value in whole.items() if value]
         if len(given) > 1:
             raise ConfigError(f"{' and '.join(given)} exclude each other; give one of them")
-        if self.graph_path.resolve() in map(Path.resolve, self.compare):
-            raise ConfigError(f"--compare {self.graph_path} is the graph itself; name another")
+        if given and RunPaths(self.graph_path, 0).metrics.exists():
+            what = f"{self.graph_path} is a run's folder, and {given[0]} is for a graph"
+            raise ConfigError(f"{what}; leave it out, or name a graph")
+        places = [place.resolve() for place in (self.graph_path, *self.compare)]
+        if twice := [one for one in self.compare if places.count(one.resolve()) > 1]:
+            raise ConfigError(f"--compare names {twice[0]} twice, with GRAPH; name others")
         if self.skill is not None and Path(self.skill).suffix in ENDINGS:
             name = printable(self.skill)
             raise ConfigError(f"{name} stands where a skill's name does; for a file say -o {name}")
@@ -89,7 +97,7 @@ class PlotCommand(ReportCommand):
             raise ConfigError(f"{printable(flag)} is for a skill or a run folder; name one")
         if self.compare:
             return compare_picture({str(one): _success(one) for one in (root, *self.compare)})
-        if self.skill is None and not whole:
+        if not whole:
             return self._of_run(root.absolute().name, alone)
         graph_paths = existing_graph_or_sweep(root)
         if self.judges:
@@ -116,14 +124,28 @@ class PlotCommand(ReportCommand):
         return skill_picture(title, lines, minutes=minutes)
 
 
-def _success(root: Path) -> dict[str, float]:
+def _success(root: Path) -> dict[str, Rate]:
     """The success of each skill of a graph; of a sweep, that of its trial with the most."""
     graph_paths = existing_graph_or_sweep(root)
-    found = {row.skill: row.success_rate for row in read_rows(graph_paths)}
-    shares = {skill: share for skill, share in found.items() if share is not None}
-    if isinstance(graph_paths, SweepPaths) and shares:
-        return {open_sweep(graph_paths).record.skill: max(shares.values())}
-    return shares
+    rates = {
+        row.skill: (row.success_rate, _episodes(newest_run(graph_paths, row)))
+        for row in read_rows(graph_paths)
+        if row.success_rate is not None
+    }
+    if isinstance(graph_paths, SweepPaths) and rates:
+        return {open_sweep(graph_paths).record.skill: max(rates.values())}
+    return rates
+
+
+def _episodes(place: RunPaths | None) -> int:
+    """The episodes that the success of a run is a share of; without its record, the fewest."""
+    if place is None or not place.run_json.exists():
+        return newest_episodes(1)
+    config = configs.from_json(PPOConfig, read_run(place).config)
+    ends = read_result(place).step_ends if place.result_json.exists() else ()
+    ended = sum(end.died + end.cut for end in ends) + (ends[-1].done if ends else 0)
+    most = newest_episodes(config.num_envs)
+    return min(most, ended or most)
 
 
 def _differences(picture: Picture) -> Iterator[str]:

@@ -10,79 +10,25 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 
 from flowrl.games.base import Game
 from flowrl.judging.judge import Item, Judge, Judgement, SkillText
+from flowrl.judging.report import LEAST_LABELS, Calibration, Interval, ReliabilityBin
 from flowrl.skills.skill import Skill
-from flowrl.storage.records import Natural, Share, Word
 
 _BINS = 10
 RESAMPLES = 500
 LEAST_KAPPA, MOST_ECE = 0.6, 0.1  # a judge below or above is advisory
 _MOST_SHIFT = 0.1  # of a score, by an instruction inside the text
 _EDGE = 1e-6  # log-odds stay finite
-LEAST_LABELS = 8  # of either kind
 Figure = Callable[[np.ndarray, np.ndarray], float]
 ScoresAndLabels = tuple[np.ndarray, np.ndarray]
 Labelled = tuple[list[Any], np.ndarray]  # N items of one kind, and their labels, bool[N]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Interval:
-    """A figure and its 95 % bootstrap interval."""
-
-    value: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReliabilityBin:
-    """Items of similar scores: their number, mean score and share of positive labels."""
-
-    items: Natural
-    score: Share
-    positive: Share
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Calibration:
-    """The figures of a judge on labels that it has not seen.
-
-    An advisory judge's scores are shown and decide nothing: an ensemble leaves it out.
-    The figures are of the scores after temperature scaling, over the items on which it did not
-    abstain. They are None where too few of them have either label.
-    """
-
-    judge: Word
-    version: str
-    items: Annotated[str, str]
-    asked: Natural
-    answered: Natural
-    positive: Share
-    temperature: float
-    auc: Interval | None = None
-    brier: Interval | None = None
-    ece: Interval | None = None
-    kappa: Interval | None = None
-    changes: Mapping[str, Share] = field(default_factory=dict)  # as the function `changes` says
-    bins: tuple[ReliabilityBin, ...] = ()  # of a reliability diagram
-    abstained: Annotated[str, str] = ""  # the most frequent reason for which it abstained
-    advisory: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JudgeReport:
-    """`judging/<judge>.json`: what was measured of a judge, and what it says of each skill."""
-
-    generation: Natural
-    calibration: Calibration
-    scores: Mapping[str, Share]  # of the skill's episodes on average, or of its text
 
 
 def log_odds(scores: Any) -> np.ndarray:

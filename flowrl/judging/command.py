@@ -25,7 +25,7 @@ from flowrl.errors import ConfigError
 from flowrl.experts.store import ExpertStore
 from flowrl.games.base import find_game
 from flowrl.judging import calibration
-from flowrl.judging.calibration import Calibration, JudgeReport, Labelled
+from flowrl.judging.calibration import Labelled
 from flowrl.judging.ensemble import fit_ensemble
 from flowrl.judging.judge import (
     Budget,
@@ -36,6 +36,7 @@ from flowrl.judging.judge import (
     RuleJudge,
     SkillText,
 )
+from flowrl.judging.report import JudgeReport
 from flowrl.launchers.confined import confined_run
 from flowrl.parallel.skill_sources import SkillSources
 from flowrl.paths import GraphPaths, existing_graph
@@ -117,7 +118,7 @@ class JudgeCommand(ReportCommand):
                 records.write(graph_paths.judging / f"{name}.json", report)
                 if not self.json:
                     scores = (f"  {x}: {each:.3f} by {name}\n" for x, each in report.scores.items())
-                    sys.stdout.write(f"{_line(report.calibration)}\n{''.join(scores)}")
+                    sys.stdout.write(f"{report.calibration.line}\n{''.join(scores)}")
         finally:
             if self.json and reports:
                 sys.stdout.write(json.dumps(records.to_json(reports), indent=2) + "\n")
@@ -225,7 +226,8 @@ class GraphJudging:
         flags, root = self._flags, self._graph_paths.root
         order = replace(flags, graph_path=root, skills=(run.skill,), base_url="")
         logger.info("%s: playing %d episodes", run.skill, flags.episodes)
-        printed = confined_run(order, self._graph_paths, run, how=flags.sandbox)
+        how, episodes = flags.sandbox, flags.episodes
+        printed = confined_run(order, self._graph_paths, run, how=how, episodes=episodes)
         recording = Recording.from_bytes(run.skill, printed)
         logger.info(
             "%s: %d of %d failed", run.skill, (~recording.success).sum(), len(recording.success)
@@ -264,23 +266,3 @@ class GraphJudging:
             raise ConfigError(f"--judge {name} needs {extra}: {error}") from error
         answers = self._graph_paths.judging / "answers"
         return Reader(self._flags.base_url, self._flags.model, self._budget, answers)
-
-
-def _line(one: Calibration) -> str:
-    """Return the figures of a judge, in one line."""
-    head = f"{one.judge}, {one.answered} of {one.asked} unseen {one.items}s"
-    if one.auc is None or one.ece is None or one.kappa is None:
-        if one.abstained and 2 * one.answered < one.asked:
-            return f"{head}: it abstains, most often for this: {one.abstained}; advisory"
-        fewer = round(one.answered * min(one.positive, 1 - one.positive))
-        least = calibration.LEAST_LABELS
-        return f"{head}: {fewer} of them have the rarer label, and {least} are needed; advisory"
-    named = {"AUC": one.auc, "ECE": one.ece, "κ": one.kappa}
-    figures = ", ".join(
-        f"{name} {each.value:.2f} [{each.low:.2f}, {each.high:.2f}]" for name, each in named.items()
-    )
-    if "instructed" in one.changes:
-        figures += f", moved by {one.changes['instructed']:.2f} where a text demands it"
-    elif one.items == "text":
-        figures += ", not measured where a text demands a score"
-    return f"{head}: {figures}; {'advisory, decides nothing' if one.advisory else 'trusted'}"

@@ -1,6 +1,7 @@
 """A protocol for work that runs skill code: in a process of its own, confined like a trainer.
 
-`python -m flowrl.launchers.confined MODULE CLASS FIELDS`, with the fields of a dataclass in JSON.
+`python -m flowrl.launchers.confined PARENT MODULE CLASS FIELDS`, with the fields of a dataclass in
+JSON.
 `flowrl evaluate`, `play`, `judge` and `sweep` let experts play by it.
 """
 
@@ -8,9 +9,13 @@ from __future__ import annotations
 
 import importlib
 import json
+import logging
+import os
+import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
 
@@ -19,9 +24,14 @@ from flowrl import console
 from flowrl.config import PPOConfig, Sandbox
 from flowrl.errors import FlowrlError
 from flowrl.launchers import sandbox
+from flowrl.launchers.child import die_with_parent
 from flowrl.paths import GraphPaths
 from flowrl.runs import TrainingRun
 from flowrl.storage import records
+
+EPISODES = "flowrl.episodes"  # the logger of the work that plays them
+ENDED = "%d episodes have ended"  # its message, at level DEBUG
+_ENDED = re.compile(rb"\d\d:\d\d:\d\d (\d{1,9}) episodes have ended\n")
 
 
 class ConfinedError(FlowrlError):
@@ -42,12 +52,18 @@ class ConfinedWork(Protocol):
 
 
 def confined_run(
-    order: ConfinedWork, graph_paths: GraphPaths, run: TrainingRun | None, *, how: Sandbox
+    order: ConfinedWork,
+    graph_paths: GraphPaths,
+    run: TrainingRun | None,
+    *,
+    how: Sandbox,
+    episodes: int | None = None,
 ) -> bytes:
     """Return what a confined process prints that plays a plan; it sees the folder, read-only.
 
     `run` is the plan's; without one, compiled programs are kept in the user's cache folder.
-    What it logs goes to standard error. Raises ConfinedError for another exit code than 0.
+    What it logs goes to standard error, and on a terminal how many of the `episodes` have ended.
+    It ends with this process. Raises ConfinedError for another exit code than 0.
     """
     confined = sandbox.confinement(how, graph_paths.root)
     env = sandbox.confined_env(sandbox.child_env())
@@ -55,22 +71,50 @@ def confined_run(
     cache = sandbox.compile_cache(kept, env).absolute()
     around = confined.around(None, cwd=Path.cwd(), env=env, cache=cache, reads_graph=True)
     kind, fields = type(order), json.dumps(records.to_json(order))
-    words = (*around, sys.executable, "-m", __name__, kind.__module__, kind.__name__, fields)
-    ended = subprocess.run(words, env=env, check=False, start_new_session=True, capture_output=True)
-    logged = ended.stderr.decode(errors="replace")
+    parent = 0 if around else os.getpid()  # bubblewrap's own is another, and ends with this process
+    words = (*around, sys.executable, "-m", __name__, str(parent))
+    words += (kind.__module__, kind.__name__, fields)
+    pipe = subprocess.PIPE
+    with (
+        console.progress_bar("its programs are loaded or compiled", episodes) as show,
+        subprocess.Popen(words, env=env, start_new_session=True, stdout=pipe, stderr=pipe) as child,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        assert child.stdout is not None
+        assert child.stderr is not None
+        try:
+            log = threads.submit(_followed, child.stderr, show)
+            printed, logged = child.stdout.read(), log.result()
+            child.wait()
+        finally:
+            child.kill()  # after Ctrl-C
     before, mark, reason = f"\n{logged}".rpartition(f"\n{console.ERROR_PREFIX}")
     reason, _, after = reason.partition("\n")
     sys.stderr.write((f"{before}\n{after}" if mark else logged).lstrip("\n"))
-    if ended.returncode:
-        raise ConfinedError(reason if mark else "", ended.returncode)
-    return ended.stdout
+    if child.returncode:
+        raise ConfinedError(reason if mark else "", child.returncode)
+    return printed
+
+
+def _followed(lines: Iterable[bytes], show: Callable[[int, str], None]) -> str:
+    """Return the log of a confined process without the lines about episodes, which are shown."""
+    ended, others = 0, list[bytes]()
+    for line in lines:
+        if match := _ENDED.fullmatch(line):
+            ended += int(match[1])
+            show(ended, "episodes are played")
+        else:
+            others.append(line)
+    return b"".join(others).decode(errors="replace")
 
 
 def main(argv: Sequence[str]) -> int:
     """Do the work that `confined_run` orders; returns the exit code."""
-    module, name, fields = argv
+    parent, module, name, fields = argv
+    die_with_parent(int(parent) or os.getppid())
     order = records.from_json(getattr(importlib.import_module(module), name), json.loads(fields))
     console.start_logging()
+    logging.getLogger(EPISODES).setLevel(logging.DEBUG)
     return console.guarded(order.work)
 
 

@@ -15,9 +15,9 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from threading import Event
 
-from flowrl import notices
 from flowrl.config import VideoAfter
 from flowrl.errors import FlowrlError, format_error
+from flowrl.parallel.notifying import tell_failure
 from flowrl.parallel.status import Completed, Entry
 from flowrl.paths import GraphPaths, RunPaths, printable
 from flowrl.runs import read_run
@@ -71,10 +71,8 @@ class Filmer:
         except OSError as error:
             problem = format_error(error)
         if problem and not self._leaving.is_set():
-            text = f"no film of {printable(skill)}: {printable(problem)}"
-            logger.warning(text)
-            with suppress(OSError):  # a full disk; the log has it
-                notices.publish(self._graph_paths, FILMING, text)
+            what = f"no film of {printable(skill)}: {printable(problem)}"
+            tell_failure(self._graph_paths, FILMING, what)
 
     def _problem(self, skill: str) -> str:
         """Return why there is no film, "" if there is one."""

@@ -77,10 +77,8 @@ class Notifier:
         except OSError as error:
             problem = f"cannot be started: {format_error(error)}"
         if problem:
-            text = f"--notify {printable(self._words[0])} {problem}"
-            logger.warning(text)
-            with suppress(OSError):  # a full disk; the log has it
-                notices.publish(self._graph_paths, FAILURE, text)
+            what = f"--notify {printable(self._words[0])} {problem}"
+            tell_failure(self._graph_paths, FAILURE, what)
 
     def _problem(self, line: bytes) -> str:
         """Return how the command failed, "" if it did not; OSError if it cannot be started."""
@@ -95,3 +93,10 @@ class Notifier:
             child.wait()
             return f"was ended after {self._limit:g} seconds"
         return f"ended with exit code {child.returncode}" if child.returncode else ""
+
+
+def tell_failure(graph_paths: GraphPaths, notice: str, text: str) -> None:
+    """Log what has failed beside the scheduler, and let `flowrl status` say it."""
+    logger.warning(text)
+    with suppress(OSError):  # a full disk, or the graph is gone; the log has it
+        notices.publish(graph_paths, notice, text)

@@ -228,6 +228,8 @@ def _move_to_archive(run_paths: RunPaths, archive: RunPaths) -> None:
     storage.make_dir(archive.folder)
     for source, target in zip(run_paths.tracker_folders, archive.tracker_folders, strict=True):
         _archive_folder(source, target)
+    for film in archive.films:
+        storage.remove_file(film)  # of an earlier run of the skill
     for source in itertools.islice(_small_files(run_paths, archive), _MOST_SMALL_FILES):
         try:
             storage.copy_file(source, archive.folder / source.name)

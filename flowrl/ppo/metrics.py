@@ -11,9 +11,7 @@ from typing import Any
 import numpy as np
 
 from flowrl.envs.base import COUNTS
-from flowrl.runs import Rates
-
-_LEAST_EPISODES = 256
+from flowrl.runs import Rates, newest_episodes
 
 
 class EpisodeLog:
@@ -23,12 +21,11 @@ class EpisodeLog:
     lately is too high, most of all in the first few hundred steps. Here episodes are taken by when
     they *started*: the newest `size` of those that started at least some lag ago, and one that
     still runs counts as a failure. That is a lower bound of their success for every lag; the best
-    over lags of 0, 1, 2, 4, … steps is the rate. `size` is a replica's share of 256, or twice the
-    number of environments if that is more.
+    over lags of 0, 1, 2, 4, … steps is the rate. `size` is as `newest_episodes` says.
     """
 
     def __init__(self, num_envs: int, num_tasks: int, replicas: int = 1) -> None:
-        self.size = max(-(-_LEAST_EPISODES // replicas), 2 * num_envs)
+        self.size = newest_episodes(num_envs, replicas)
         self._now = 0  # steps of each environment so far
         self._running = np.zeros(num_envs, np.int64)  # when each environment's episode started
         # Of episodes that ended, in the order of their ends.

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
+
+import numpy as np
 
 from flowrl import runs
 from flowrl.config import PPOConfig, flags
 from flowrl.envs.base import COUNTS, REWARD_LIMIT
-from flowrl.errors import format_error
+from flowrl.errors import FileRefusedError, format_error
+from flowrl.measures.objectives import read_curve
 from flowrl.paths import RunPaths, slug
 from flowrl.ppo.loop import (
     Counters,
@@ -25,6 +30,8 @@ from flowrl.runs import REPORT, Progress
 logger = logging.getLogger(__name__)
 PROGRESS_SECONDS = 1.0
 LINE_SECONDS = 5.0
+CURVE_SECONDS = 60.0
+_BLOCKS, _COLUMNS = " ▁▂▃▄▅▆▇█", 40
 
 
 class ProgressReporter:
@@ -75,6 +82,8 @@ class Reporter:
         )
         self._counts: Any = 0  # since the last line of metrics.jsonl
         self._ended = 0  # episodes, likewise
+        self._curve: list[tuple[int, float]] = []  # frames and success
+        self._updates, self._drawn_at = 0, time.monotonic()
         self._show("compiling", Counters(acted=()))
 
     def begin_training(self, counters: Counters) -> None:
@@ -86,6 +95,9 @@ class Reporter:
         self._trackers = open_trackers(
             self._run_paths, flags(self._config), run_id=self._run.run_id, frames=counters.frames
         )
+        with suppress(FileRefusedError):  # somebody has edited it; the curve is for eyes
+            points = read_curve(self._run_paths.metrics)
+            self._curve = [(point.frames, point.success) for point in points]
         self._show("training", counters)
 
     def report(self, update: UpdateReport) -> None:
@@ -93,17 +105,26 @@ class Reporter:
         now, last = time.monotonic(), update.ended
         share = update.figures.get("clipped_rewards", 0.0)
         self._clipped += round(share * frames_per_update(self._config))
-        self._counts = self._counts + update.counts
+        self._counts, self._updates = self._counts + update.counts, update.counters.updates
         self._ended += update.ended_episodes
         self._show("saving" if last else "training", update.counters, update.rates.step_success)
         if last or now - self._logged_at >= self._config.log_seconds:
             self._logged_at = now
             self._trackers.log(self._figures(update), frames=update.counters.frames)
+            self._curve.append((update.counters.frames, update.rates.success))
             self._counts, self._ended = 0, 0
+        if now - self._drawn_at >= CURVE_SECONDS:
+            self._draw()
 
     def close(self) -> None:
-        """Close the trackers."""
+        """Close the trackers, and draw the curve of success a last time."""
         self._trackers.close()
+        self._draw()
+
+    def _draw(self) -> None:
+        self._drawn_at = time.monotonic()
+        if self._curve:
+            logger.info("success%s%s %s", REPORT, f"{self._updates:,}", drawn(self._curve))
 
     def _show(self, phase: str, counters: Counters, success: tuple[float, ...] = ()) -> None:
         plan = self._run.plan
@@ -142,3 +163,15 @@ class Reporter:
             **update.figures,
             **{f"acted/expert_{expert}": frames for expert, frames in acted},
         }
+
+
+def drawn(curve: Sequence[tuple[int, float]]) -> str:
+    """Return a curve of success over frames, which rise, in one line of blocks.
+
+    >>> drawn([(1, 0.0), (500, 0.5), (1000, 0.25)])
+    '▕  ▁▁▁▁▁▂▂▂▂▂▃▃▃▃▃▄▄▄▄▄▄▄▄▄▄▃▃▃▃▃▃▃▃▂▂▂▂▂▏ 25%; 0 to 100% over 1,000 frames'
+    """
+    frames, success = zip(*curve, strict=True)
+    levels = np.interp(np.linspace(0, frames[-1], _COLUMNS), frames, success)
+    blocks = "".join(_BLOCKS[round(8 * level)] for level in levels.tolist())
+    return f"▕{blocks}▏ {success[-1]:.0%}; 0 to 100% over {frames[-1]:,} frames"

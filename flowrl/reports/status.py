@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import time
@@ -14,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
@@ -25,6 +27,7 @@ from flowrl.config import BottomUpConfig
 from flowrl.console import ERRORS
 from flowrl.errors import FileRefusedError, FlowrlError, GraphError, closest
 from flowrl.experts.store import ExpertStore
+from flowrl.judging.report import read_reports
 from flowrl.launchers import process
 from flowrl.launchers.run_status import lock_held, read_exit
 from flowrl.measures.causes import explanation_of
@@ -210,11 +213,43 @@ def status_document(graph_paths: GraphPaths) -> dict[str, Any]:
         "scheduler": daemon_of(graph_paths.daemon_lock),
         "stopping": _STOP_MODES[state.stop_mode] if state else "",
         "notices": _notices(graph_paths),
+        "judges": _judges(graph_paths),
+        "machine": _machine(rows),
+        "runs_left": _left(rows),
         "skills": [
             {name: getattr(row, name) for name in names} | {"expert_frames": experts.get(row.skill)}
             for row in rows
         ],
     }
+
+
+def _judges(graph_paths: GraphPaths) -> list[str]:
+    """Return a line for each judge that was measured: how good it is, how often it abstained."""
+    try:
+        return [one.calibration.line for one in read_reports(graph_paths)]
+    except FileRefusedError as error:
+        return [str(error)]
+
+
+def _machine(rows: Sequence[SkillRow]) -> dict[str, Any]:
+    """Return what is in use of this machine: of its GPUs by these runs, else by all processes."""
+    memory, gpus = psutil.virtual_memory(), len([*Path("/dev").glob("nvidia[0-9]*")])
+    return {
+        "cpu_load": {"used": round(os.getloadavg()[0], 1), "total": len(os.sched_getaffinity(0))},
+        "gpus": {"used": len({name for row in rows for name in row.devices}), "total": gpus},
+        "memory_gb": {
+            "used": round((memory.total - memory.available) / 1e9, 1),
+            "total": round(memory.total / 1e9, 1),
+        },
+    }
+
+
+def _left(rows: Sequence[SkillRow]) -> dict[str, Any]:
+    """Return the frames and hours that are left at most of the runs under way; None without."""
+    frames = [row.total_frames - (row.frames or 0) for row in rows if row.total_frames]
+    seconds = [row.eta_seconds for row in rows if row.eta_seconds is not None]
+    hours = round(max(seconds) / 3600, 2) if seconds else None
+    return {"frames": sum(frames) if frames else None, "hours": hours}
 
 
 def _now(graph_paths: GraphPaths, console: Console) -> Group:

@@ -6,6 +6,7 @@ import asyncio
 import ipaddress
 import json
 import logging
+import os
 import re
 import secrets
 import socket
@@ -17,6 +18,7 @@ from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import (
@@ -198,7 +200,10 @@ class Site:
         film = film_of_skill(*self._named(request))
         if film is None:
             raise HTTPException(404, "this skill has no film; make one by flowrl play --keep")
-        return FileResponse(film, media_type=FILMS[film.name])
+        file = film.open("rb")  # it may be removed or replaced from now on
+        opened, kind = Path(f"/proc/self/fd/{file.fileno()}"), FILMS[film.suffix]
+        found, close = os.fstat(file.fileno()), BackgroundTask(file.close)
+        return FileResponse(opened, media_type=kind, stat_result=found, background=close)
 
     async def _request(self, request: Request) -> Response:
         if not self._door.bears(request):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from functools import cache
 from itertools import zip_longest
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,14 @@ from flowrl import runs
 from flowrl.errors import FlowrlError, format_error
 from flowrl.experts.manifest import generation_of, history_file, read_history
 from flowrl.measures.causes import explanation_of
-from flowrl.measures.objectives import read_curve
 from flowrl.parallel.health import read_log_tail
 from flowrl.paths import GraphPaths, RunPaths
 from flowrl.redaction import cleaned
 from flowrl.reports.status import SkillRow, settings
-from flowrl.viewing.curves import read_lines, step_curves
-from flowrl.viewing.film import KEPT
+from flowrl.viewing.curves import Lines, count_of, number_of, read_lines, step_curves
 from flowrl.viewing.plots import newest_run
 
-FILMS = {KEPT[0]: "video/mp4", KEPT[1]: "image/gif"}
+FILMS = {".mp4": "video/mp4", ".gif": "image/gif"}
 _POINTS = 1000  # of a curve, about
 
 
@@ -33,11 +32,12 @@ def skill_document(graph_paths: GraphPaths, row: SkillRow) -> dict[str, Any]:
     place = newest_run(graph_paths, row)
     if place is None:
         return found
+    lines = cache(lambda: read_lines(place.metrics))
     parts: dict[str, Callable[[], Any]] = {
         "plan": lambda: _plan(place, row),
         "why": lambda: _why(graph_paths, row),
-        "curves": lambda: _curves(place),
-        "returns": lambda: _returns(place),
+        "curves": lambda: _curves(lines()),
+        "returns": lambda: _returns(lines()),
         "log": lambda: cleaned(read_log_tail(place.training_log), ()) or row.log,
         "settings": lambda: settings(graph_paths, [row]),
         "film": lambda: (film := film_of_skill(graph_paths, row)) and film.name,
@@ -54,10 +54,9 @@ def film_of_skill(graph_paths: GraphPaths, row: SkillRow) -> Path | None:
     """Return the newest film of a skill's archive, a plain file without links; None without."""
     if row.expert is None:
         return None
-    folder = graph_paths.archive(row.expert, row.skill).folder
-    real = graph_paths.root.resolve() / folder.relative_to(graph_paths.root)
-    films = (folder / name for name in FILMS)
-    plain = [one for one in films if one.is_file() and one.resolve() == real / one.name]
+    archive = graph_paths.archive(row.expert, row.skill)
+    real = graph_paths.root.resolve() / archive.folder.relative_to(graph_paths.root)
+    plain = [one for one in archive.films if one.is_file() and one.resolve() == real / one.name]
     return max(plain, key=lambda film: film.stat().st_mtime, default=None)
 
 
@@ -99,16 +98,17 @@ def _why(graph_paths: GraphPaths, row: SkillRow) -> dict[str, Any] | None:
     return {"line": found.line, **asdict(found)} if found else None
 
 
-def _curves(place: RunPaths) -> list[dict[str, Any]]:
+def _curves(lines: Lines) -> list[dict[str, Any]]:
     return [
         {"skill": one.skill, "frames": _thinned(one.places), "success": _thinned(one.success)}
-        for one in step_curves(read_lines(place.metrics))
+        for one in step_curves(lines)
     ]
 
 
-def _returns(place: RunPaths) -> dict[str, Sequence[float]]:
-    curve = _thinned([p for p in read_curve(place.metrics) if math.isfinite(p.episode_return)])
-    return {"frames": [p.frames for p in curve], "returns": [p.episode_return for p in curve]}
+def _returns(lines: Lines) -> dict[str, Sequence[float]]:
+    points = ((count_of(line, "frames"), number_of(line, "mean_episode_return")) for line in lines)
+    curve = _thinned([point for point in points if not isnan(point[1])])
+    return {"frames": [frames for frames, _ in curve], "returns": [one for _, one in curve]}
 
 
 def _thinned(points: Sequence[Any]) -> Sequence[Any]:

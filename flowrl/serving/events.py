@@ -65,6 +65,7 @@ class GraphWatch:
         running = [row for row in skills if row["status"] == "running"]
         runs = [graph_paths.run(row["expert"], row["skill"]) for row in running]
         files = [graph_paths.scheduler_state, graph_paths.manifest, graph_paths.notices]
+        files += [graph_paths.judging]
         files += [path for run in runs for path in (run.progress, run.exit_json)]
         beat = int(time.monotonic() / _BEAT_SECONDS) if running else 0
         return beat, daemon_of(graph_paths.daemon_lock), *map(_time_of, files)

@@ -171,11 +171,15 @@ def append_line(path: Path, line: str) -> None:
         os.close(descriptor)
 
 
-def make_dir(path: Path, *, durable: bool = True) -> Path:
-    """Make `path` and its missing parents, for their owner alone; flushed if `durable`."""
+def make_dir(path: Path, *, durable: bool = True, parents: bool = True) -> Path:
+    """Make `path` and its missing parents, for their owner alone; flushed if `durable`.
+
+    Without `parents` a missing one is a FileNotFoundError.
+    """
     if path.is_dir():
         return path
-    make_dir(path.parent, durable=durable)
+    if parents:
+        make_dir(path.parent, durable=durable)
     with suppress(FileExistsError):  # another process may be making it, too
         path.mkdir(mode=0o700)
     if not path.is_dir():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -14,6 +14,7 @@ from typing import Any
 from flowrl import notices
 from flowrl.arguments import GraphCommand
 from flowrl.config import BottomUpConfig
+from flowrl.console import progress_bar
 from flowrl.errors import EXIT_RESUMABLE, ConfigError
 from flowrl.launchers import sandbox
 from flowrl.parallel.health import daemon_of
@@ -114,25 +115,28 @@ def _run_trials(
     if said := sweep.beside_budget:
         sys.stdout.write(f"{said}\n")
     deadline = time.monotonic() + (config.timeout or math.inf) * 3600.0
-    report = partial(_publish, sweep)
     trials: dict[str, Any] = {"graph": graph, "config": training, "confinement": confinement}
-    if config.engine == "ray":
-        from flowrl.tuning import ray_tune  # optional
+    unbounded = sweep.search.budget and not sweep.search.trials
+    most = None if unbounded else sweep.most_trials
+    with progress_bar(f"trials of {sweep.record.skill}", most) as show:
+        report = partial(_publish, sweep, show)
+        if config.engine == "ray":
+            from flowrl.tuning import ray_tune  # optional
 
-        backend = partial(TrialBackend, **trials)
-        ray_tune.run_trials(
-            sweep, graph, training, backend=backend, deadline=deadline, report=report
+            backend = partial(TrialBackend, **trials)
+            ray_tune.run_trials(
+                sweep, graph, training, backend=backend, deadline=deadline, report=report
+            )
+            return
+        sweeper = Sweeper(sweep, graph, scheduler, deadline=deadline, report=report)
+        scheduler.set_callbacks(
+            backend=TrialBackend(sweep, devices=scheduler.devices, **trials),
+            on_skill_complete=sweeper.tick,
+            on_skill_failed=sweeper.tick,
+            on_tick=sweeper.tick,
         )
-        return
-    sweeper = Sweeper(sweep, graph, scheduler, deadline=deadline, report=report)
-    scheduler.set_callbacks(
-        backend=TrialBackend(sweep, devices=scheduler.devices, **trials),
-        on_skill_complete=sweeper.tick,
-        on_skill_failed=sweeper.tick,
-        on_tick=sweeper.tick,
-    )
-    scheduler.when_there_is_room(sweeper.begin)
-    scheduler.run()
+        scheduler.when_there_is_room(sweeper.begin)
+        scheduler.run()
 
 
 def _check_ray(sweep: Sweep) -> None:
@@ -264,9 +268,11 @@ def show(sweep: Sweep) -> str:
     return "\n".join([*lines, *(f"  left out: {why}" for why in left_out)])
 
 
-def _publish(sweep: Sweep) -> None:
-    """Let `flowrl status` of the graph say how far the sweep is."""
-    notices.publish(sweep.sweep_paths, notices.SWEEP, _progress_line(sweep, read_trials(sweep)[0]))
+def _publish(sweep: Sweep, show: Callable[[int, str], None] = lambda done, text: None) -> None:
+    """Let `flowrl status` of the graph say how far the sweep is, and `show` the same."""
+    tried = read_trials(sweep)[0]
+    show(_ended(searched(tried)), said := _progress_line(sweep, tried))
+    notices.publish(sweep.sweep_paths, notices.SWEEP, said)
 
 
 def _progress_line(sweep: Sweep, tried: Sequence[BegunTrial]) -> str:

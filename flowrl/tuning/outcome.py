@@ -138,7 +138,8 @@ def success_in_fresh_worlds(
         return {}
     root = sweep.sweep_paths.root.absolute()
     order = EvaluateTrials(sweep=root, numbers=tuple(played))
-    printed = confined_run(order, GraphPaths(root), runs[played[0]], how=how)
+    episodes = _EPISODES * len(played)
+    printed = confined_run(order, GraphPaths(root), runs[played[0]], how=how, episodes=episodes)
     try:
         counts = records.from_json(_COUNTS, json.loads(printed.rpartition(b"\n")[2]))
         return {n: count / _EPISODES for n, count in zip(played, counts, strict=True)}

@@ -37,21 +37,34 @@ class StepCurve:
     cut: tuple[float, ...]
 
 
-def read_lines(path: Path) -> list[Mapping[str, Any]]:
+class Line(dict[str, Any]):
+    """A JSON object of a file of lines; `place` is PATH:NUMBER."""
+
+    place = "a line"
+
+
+def wrong_value(line: Mapping[str, Any], key: str, what: str) -> FileRefusedError:
+    """Return the error that a value of a line is not `what` it has to be."""
+    place, said = getattr(line, "place", Line.place), f"{line.get(key)!r:.40}"
+    return FileRefusedError(f"{place}: {printable(key)} is {said}, no {what}; remove the line")
+
+
+def read_lines(path: Path) -> list[Line]:
     """The JSON objects of a file of lines; a last line without its end is left out.
 
     FileRefusedError says which other line is none.
     """
     content = storage.read_bytes(path, limit_bytes=METRICS_BYTES) if path.exists() else b""
-    lines: list[Mapping[str, Any]] = []
-    for number, line in enumerate(content.split(b"\n")[:-1], start=1):
+    lines: list[Line] = []
+    for place, line in enumerate(content.split(b"\n")[:-1], start=1):
         try:
             read = json.loads(line)
         except (ValueError, RecursionError):
             read = None
         if not isinstance(read, dict):
-            raise FileRefusedError(f"{path}:{number} is no JSON object; remove the line")
-        lines.append(read)
+            raise FileRefusedError(f"{path}:{place} is no JSON object; remove the line")
+        lines.append(Line(read))
+        lines[-1].place = f"{path}:{place}"
     return lines
 
 
@@ -69,7 +82,7 @@ def step_curves(lines: Lines, *, minutes: bool = False) -> list[StepCurve]:
     places = tuple(_place(lines[point - 1], minutes) for point in points.tolist())
 
     def newest(key: str) -> np.ndarray:
-        counted = np.cumsum([0, *(_count(line, key) for line in lines)], dtype=float)
+        counted = np.cumsum([0, *(count_of(line, key) for line in lines)], dtype=float)
         return counted[points] - counted[first]
 
     curves = []
@@ -100,30 +113,29 @@ def _ended(line: Mapping[str, Any], names: Sequence[str]) -> int:
     """The episodes that ended since the line before; older lines say how: died, cut or done."""
     lost = (f"{key}/{name}" for key in ("died", "cut") for name in names)
     keys = ["episodes"] if "episodes" in line else [*lost, *(f"done/{n}" for n in names[-1:])]
-    return sum(_count(line, key) for key in keys)
+    return sum(count_of(line, key) for key in keys)
 
 
-def _count(line: Mapping[str, Any], key: str) -> int:
+def count_of(line: Mapping[str, Any], key: str) -> int:
+    """A count of a line, 0 for none; FileRefusedError if it is another value."""
     value = line.get(key, 0)
     if type(value) is not int or not 0 <= value < 2**53:
-        what = f"{printable(key)} in metrics.jsonl is {value!r:.40}, no count"
-        raise FileRefusedError(f"{what}; remove the line")
+        raise wrong_value(line, key, "count")
     return value
 
 
-def _number(line: Mapping[str, Any], key: str) -> float:
-    """A figure of a line, NaN for none."""
+def number_of(line: Mapping[str, Any], key: str) -> float:
+    """A figure of a line, NaN for none; FileRefusedError if it is no number."""
     value = line.get(key)
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return math.nan
     if type(value) not in (int, float) or not abs(value) <= _LARGEST:
-        what = f"{printable(key)} in metrics.jsonl is {value!r:.40}, no number to draw"
-        raise FileRefusedError(f"{what}; remove the line")
+        raise wrong_value(line, key, "number to draw")
     return float(value)
 
 
 def _place(line: Mapping[str, Any], minutes: bool) -> float:
-    return _number(line, "seconds") / 60 if minutes else _count(line, "frames")
+    return number_of(line, "seconds") / 60 if minutes else count_of(line, "frames")
 
 
 def skill_picture(skill: str, lines: Lines, *, minutes: bool = False) -> Picture:
@@ -162,7 +174,7 @@ def skill_picture(skill: str, lines: Lines, *, minutes: bool = False) -> Picture
 def _acting(lines: Lines) -> dict[str, Sequence[float]]:
     """The share of each expert in the frames since the line before."""
     keys = [key for key in lines[-1] if key.startswith("acted/")]
-    frames = np.array([[_count(line, key) for key in keys] for line in lines])
+    frames = np.array([[count_of(line, key) for key in keys] for line in lines])
     grown = np.maximum(np.diff(frames, axis=0, prepend=0), 0)
     shares = grown / np.maximum(grown.sum(axis=1, keepdims=True), 1)
     return {_words(key.partition("/")[2]): shares[:, place] for place, key in enumerate(keys)}
@@ -182,7 +194,7 @@ def metric_picture(title: str, lines: Lines, metric: str, *, minutes: bool = Fal
         raise ConfigError(f"--metric {printable(metric)} is not in metrics.jsonl{near}; {there}")
     figure, axes = drawing.figure_and_axes(1, (8.0, 3.6))
     places = [_place(line, minutes) for line in lines]
-    curves = {key: [_number(line, key) for line in lines] for key in found}
+    curves = {key: [number_of(line, key) for line in lines] for key in found}
     for number, (key, values) in enumerate(curves.items()):
         axes.plot(places, values, label=plain(key), **drawing.line_style(number))
     axes.set(title=plain(title), ylabel=plain(metric))

@@ -14,11 +14,10 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from flowrl.errors import ConfigError, FileRefusedError
-from flowrl.paths import printable
+from flowrl.paths import RunPaths, printable
 from flowrl.storage import arrays
 
 ENDINGS = (".mp4", ".gif")
-KEPT: tuple[str, str] = ("video.mp4", "video.gif")  # beside a skill's expert
 _WIDTHS = {".mp4": 640, ".gif": 320}  # pixels at most, of a picture that is enlarged
 _ARRAYS = ("frames", "captions", "holds")
 _LARGEST = 4096  # pixels of a picture, each way
@@ -66,9 +65,9 @@ def check_encoder(path: Path) -> None:
         raise ConfigError(f"{path} needs PyAV; pip install '.[video]', or write a .gif")
 
 
-def kept_name() -> str:
-    """The name of a film that is kept in a graph: mp4 if PyAV is installed, else gif."""
-    return KEPT[importlib.util.find_spec("av") is None]
+def kept_film(archive: RunPaths) -> Path:
+    """The film that is kept beside an expert: mp4 if PyAV is installed, else gif."""
+    return archive.films[importlib.util.find_spec("av") is None]
 
 
 def encoded(film: Film, ending: str, *, fps: int) -> bytes:

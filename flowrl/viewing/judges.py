@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from flowrl.errors import ConfigError
 from flowrl.experts.merge import wilson
-from flowrl.judging.calibration import JudgeReport
+from flowrl.judging.report import read_reports
 from flowrl.paths import GraphPaths
-from flowrl.storage import records
 from flowrl.viewing.drawing import LEGEND, Picture, figure_and_axes, line_style, plain
 
 
@@ -15,9 +14,8 @@ def judges_picture(graph_paths: GraphPaths) -> Picture:
 
     Bars are 95 % Wilson intervals. ConfigError if no judge was measured.
     """
-    files = sorted(graph_paths.judging.glob("*.json"))
-    read = [records.read(file, JudgeReport, remedy="judge again") for file in files]
-    measured = [one.calibration for one in read if one.calibration.bins]
+    read = (one.calibration for one in read_reports(graph_paths))
+    measured = [one for one in read if one.bins]
     if not measured:
         raise ConfigError(f"no judge was measured in {graph_paths.root}; use flowrl judge")
     figure, axes = figure_and_axes(1, (5.0, 4.4))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, islice
 from pathlib import Path
@@ -16,6 +17,7 @@ from flowrl.envs.skill_module import open_module
 from flowrl.errors import ConfigError, GraphError
 from flowrl.evaluation import load_experts
 from flowrl.experts.store import ExpertStore
+from flowrl.launchers.confined import ENDED, EPISODES
 from flowrl.measures.episodes import RecordedEpisodes
 from flowrl.paths import AGENT_JSON, GraphPaths
 from flowrl.ppo.sharding import check_backend
@@ -66,6 +68,7 @@ def _drawn(agent: Agent, skill: str, played: Iterable[Iterator[AgentStep]]) -> b
     for number, timesteps in enumerate(played, 1):
         steps = list(islice(timesteps, _MOST + 1 - len(shown)))
         shown += _shown(number, steps, length)
+        logging.getLogger(EPISODES).debug(ENDED, 1)
         if len(shown) > _MOST:
             problem = f"{number} episodes of {skill} have over {_MOST:,} timesteps"
             raise ConfigError(f"{problem}, more than a film holds; ask for fewer --episodes")

@@ -17,11 +17,12 @@ from flowrl.measures.objectives import Curve, read_curve
 from flowrl.paths import GraphPaths, RunPaths
 from flowrl.reports.status import SkillRow
 from flowrl.viewing import drawing
-from flowrl.viewing.curves import EPISODES, Lines, read_lines
+from flowrl.viewing.curves import Lines, read_lines, wrong_value
 from flowrl.viewing.drawing import Picture, plain
 from flowrl.viewing.layout import graph_of, places
 
 _OF_STATUS = {"completed": "#009E73", "below goal": "#E69F00", "failed": "#D55E00"}
+Rate = tuple[float, int]  # a share, and the number of episodes that it is of
 _OTHER = "#0072B2"  # what still runs or waits
 _RETRY = {"hatch": "xxx", "edgecolor": "#555555"}
 # How high the bar of a status is, and its look; that of a run has its skill's colour.
@@ -78,8 +79,7 @@ def _moment(line: Mapping[str, Any]) -> datetime:
     try:
         return datetime.fromisoformat(str(line.get("at"))).astimezone(UTC)
     except (ValueError, OverflowError) as error:
-        said = f"{line.get('at')!r:.40}"
-        raise FileRefusedError(f"a line of events.jsonl is at {said}; remove the line") from error
+        raise wrong_value(line, "at", "time") from error
 
 
 def graph_picture(graph_paths: GraphPaths, rows: Sequence[SkillRow]) -> Picture:
@@ -90,6 +90,9 @@ def graph_picture(graph_paths: GraphPaths, rows: Sequence[SkillRow]) -> Picture:
     needs = {row.skill: row.needs for row in rows}
     found = bars(read_lines(graph_paths.events), needs)
     names = list(dict.fromkeys(bar.skill for bar in found if bar.status == "running"))
+    if not names and any(row.expert is not None for row in rows):
+        what = f"{graph_paths.events} does not say when skills trained"
+        raise FileRefusedError(f"{what}; restore it from a copy, or plot a SKILL or --graph")
     if not names:
         raise ConfigError(f"nothing in {graph_paths.root} has trained yet; plot it later")
     by_name = {row.skill: row for row in rows}
@@ -204,8 +207,8 @@ def needs_picture(title: str, rows: Sequence[SkillRow]) -> Picture:
     return Picture(title, figure, table)
 
 
-def compare_picture(shares: Mapping[str, Mapping[str, float]]) -> Picture:
-    """The success of skills by graph, with 95 % Wilson intervals of `EPISODES` episodes.
+def compare_picture(shares: Mapping[str, Mapping[str, Rate]]) -> Picture:
+    """The success of skills by graph, with 95 % Wilson intervals.
 
     The table has the differences to the first graph, with Newcombe's intervals. ConfigError if
     there is no success yet.
@@ -220,11 +223,11 @@ def compare_picture(shares: Mapping[str, Mapping[str, float]]) -> Picture:
         shift = 0.6 * ((number + 0.5) / len(shares) - 0.5)
         for place, name in enumerate(names):
             if name in own:
-                axes.plot(_interval(own[name]), [place + shift] * 2, color=look["color"])
-        shown = [(own[name], place + shift) for place, name in enumerate(names) if name in own]
+                axes.plot(_interval(*own[name]), [place + shift] * 2, color=look["color"])
+        shown = [(own[name][0], place + shift) for place, name in enumerate(names) if name in own]
         axes.plot(*zip(*shown or [((), ())], strict=True), ls="", label=plain(label), **look)
     axes.set(xlim=(None, 1.02), ylim=(len(names) - 0.5, -0.5))
-    axes.set(xlabel=f"success in training, 95 % Wilson intervals of {EPISODES} episodes")
+    axes.set(xlabel="success in training, 95 % Wilson intervals")
     axes.set_yticks(range(len(names)), [*map(plain, names)])
     axes.grid(axis="x", alpha=0.25)
     axes.legend(**drawing.BESIDE)
@@ -238,15 +241,19 @@ def compare_picture(shares: Mapping[str, Mapping[str, float]]) -> Picture:
     return Picture(" · ".join(shares), figure, table)
 
 
-def _interval(share: float) -> tuple[float, float]:
-    return wilson(round(share * EPISODES), EPISODES)
+def _interval(share: float, episodes: int) -> tuple[float, float]:
+    return wilson(round(share * episodes), episodes)
 
 
-def _difference(there: float | None, here: float | None) -> dict[str, float | None]:
+def _difference(beside: Rate | None, own: Rate | None) -> dict[str, float | None]:
     """Two shares, the second less the first, and its interval (R. G. Newcombe 1998, method 10)."""
+    (here, episodes), (there, others) = own or (None, None), beside or (None, None)
+    found = {"success": here, "episodes": episodes}
+    found |= {"success beside": there, "episodes beside": others}
     gap = low = high = None
-    if there is not None and here is not None:
-        (least, most), (own_least, own_most), gap = _interval(there), _interval(here), here - there
+    if beside and own:
+        (there, _), (here, _), gap = beside, own, own[0] - beside[0]
+        (least, most), (own_least, own_most) = _interval(*beside), _interval(*own)
         low = gap - math.hypot(here - own_least, most - there)
         high = gap + math.hypot(own_most - here, there - least)
-    return {"success": here, "success beside": there, "difference": gap, "low": low, "high": high}
+    return {**found, "difference": gap, "low": low, "high": high}

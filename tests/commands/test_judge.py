@@ -17,7 +17,7 @@ from flowrl import cli
 from flowrl.errors import ConfigError, FlowrlError
 from flowrl.judging import calibration, command, learned
 from flowrl.judging.calibration import DEMAND
-from flowrl.judging.command import JudgeReport
+from flowrl.judging.report import JudgeReport
 from flowrl.launchers.confined import ConfinedError, confined_run
 from flowrl.paths import GraphPaths
 from flowrl.runs import read_result, read_run
@@ -297,13 +297,13 @@ def test_bad_input_is_one_line_and_writes_nothing(graph_paths, flowrl, words, co
 
 
 def test_the_process_that_plays_knows_neither_key_nor_endpoint(graph_paths, endpoint, monkeypatch):
-    started = []
+    started, start = [], subprocess.Popen
 
-    def run(words, *, env, **_):
+    def fail(words, *, env, **how):
         started.append(f"{words} {env}")
-        return subprocess.CompletedProcess(words, 1, stderr=b"")
+        return start(["false"], **how)
 
-    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr("flowrl.launchers.confined.subprocess.Popen", fail)
     words = ["--judge", "ensemble", "--base_url", "http://x/v1?api_key=hunter2"]
     assert cli.main(["judge", str(graph_paths.root), *words, "--sandbox", "none"]) == 1
     (told,) = started
@@ -314,8 +314,7 @@ def test_the_process_that_plays_knows_neither_key_nor_endpoint(graph_paths, endp
 
 def test_it_says_what_it_plays_and_how_many_episodes_failed(graph_paths, monkeypatch, caplog):
     made = recording(WOOD, episodes=240)
-    child = subprocess.CompletedProcess((), 0, stdout=made.to_bytes(), stderr=b"")
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: child)
+    monkeypatch.setattr(command, "confined_run", lambda *_, **__: made.to_bytes())
     words = ["--judge", "rule", "--sandbox", "none", "--episodes", "240"]
     assert cli.main(["judge", str(graph_paths.root), WOOD, *words]) == 0
     failed = 240 - made.success.sum()

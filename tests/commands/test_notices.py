@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from flowrl import notices
 from flowrl.paths import GraphPaths
 from tests.commands.making import DONE, save
@@ -24,3 +26,9 @@ def test_a_damaged_notice_says_so_and_hides_nothing(tmp_path):
     read = notices.read(graph_paths)
     assert read["one"] == "first"
     assert "cannot be read" in read["two"]
+
+
+def test_a_notice_makes_no_graph_that_is_gone(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        notices.publish(GraphPaths(tmp_path / "gone"), "filming", "no film")
+    assert list(tmp_path.iterdir()) == []

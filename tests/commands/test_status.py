@@ -22,6 +22,7 @@ from flowrl.reports import status
 from flowrl.reports.status import clock, read_rows, skill_table, tally, training_screen
 from tests.commands.making import DONE, FAILED, HELD, NOW, WAITING, running, save, tell_progress
 from tests.parallel.making import TABLE, WOOD
+from tests.serving.making import a_judge
 
 HOSTILE = ["[red]x[/red]", "[/]", "[link=file:///etc/passwd]x[/link]", ":skull:", "\\[b]", "{0}%s"]
 
@@ -47,6 +48,31 @@ def test_json_says_all_that_is_known_of_every_skill(tmp_path, flowrl):
     assert first["step_success"] == [0.9, 0.25]
     assert (second["status"], second["waits_for"], second["expert"]) == ("waiting", ["A"], None)
     assert set(first) == set(second)
+
+
+def test_json_says_what_is_in_use_and_left_and_how_good_judges_are(tmp_path, flowrl):
+    two = replace(running("e1.a1.y"), devices=("0", "1"))
+    graph_paths = save(tmp_path, ("A", running()), ("B", two), ("C", DONE))
+    tell_progress(graph_paths.run(0, "A"), frames=24, eta_seconds=7200.0)
+    tell_progress(graph_paths.run(1, "B"), "e1.a1.y")
+    facts = json.loads(flowrl("status", tmp_path, "--json", code=69).out)
+    assert facts["runs_left"] == {"frames": 1000 + 512, "hours": 2.0}
+    machine = facts["machine"]
+    assert machine["cpu_load"]["total"] == len(os.sched_getaffinity(0))
+    assert machine["gpus"]["used"] == 2
+    assert 0 < machine["memory_gb"]["used"] < machine["memory_gb"]["total"]
+    assert facts["judges"] == []
+    a_judge(graph_paths, answered=60)
+    (line,) = json.loads(flowrl("status", tmp_path, "--json", code=69).out)["judges"]
+    assert line.startswith("rule, 60 of 200 unseen episodes: AUC 0.")
+    (graph_paths.judging / "rule.json").write_text("{")
+    (line,) = json.loads(flowrl("status", tmp_path, "--json", code=69).out)["judges"]
+    assert "rule.json" in line
+
+
+def test_a_graph_without_runs_has_nothing_left_of_them(tmp_path, flowrl):
+    facts = json.loads(flowrl("status", save(tmp_path, ("A", DONE)).root, "--json").out)
+    assert facts["runs_left"] == {"frames": None, "hours": None}
 
 
 def test_a_table_has_one_line_per_skill_and_no_empty_columns(tmp_path, flowrl):

@@ -10,7 +10,7 @@ from flowrl.errors import BusyError
 from flowrl.experts.merge import frame_count
 from flowrl.parallel.training_processor import archive_run, merge_run, recover_graph
 from flowrl.paths import GraphPaths
-from tests.parallel.making import WOOD, finish, prepare
+from tests.parallel.making import WOOD, finish, prepare, train
 from tests.parallel.scheduling import FakeBackend, words
 
 
@@ -104,3 +104,12 @@ def test_everything_small_that_a_run_left_is_archived(tmp_path):
     names = {path.name for path in archive.iterdir()}
     assert not names & {"spec.json", "-rf *", "link", "run.lock", "expert_999_policy"}
     assert not run_paths.folder.exists()
+
+
+def test_a_film_of_an_earlier_run_of_the_skill_goes_with_its_archive(tmp_path):
+    graph_paths = GraphPaths(tmp_path)
+    train(graph_paths, WOOD, 0, {}, acted={0: 50})
+    for film in graph_paths.archive(0, WOOD).films:
+        film.write_bytes(b"of the first run")
+    train(graph_paths, WOOD, 0, {}, acted={0: 20})
+    assert not any(film.exists() for film in graph_paths.archive(0, WOOD).films)

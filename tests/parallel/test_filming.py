@@ -137,3 +137,11 @@ def _runs(pid: int) -> bool:
         return "zombie" not in Path(f"/proc/{pid}/status").read_text()
     except FileNotFoundError:
         return False
+
+
+def test_a_graph_that_is_removed_meanwhile_is_not_made_again(graph_paths, program):
+    program(f"rm -rf {shlex.quote(str(graph_paths.root))}; exit 1")
+    with Filmer("success", graph_paths) as filmer:
+        filmer.skill(archived(graph_paths, "Collect Wood"))
+        filmer.finish()
+    assert not graph_paths.root.exists()

@@ -21,6 +21,13 @@ from tests.hostile_names import HOSTILE
 from tests.parallel.scheduling import NOW
 
 
+@pytest.fixture
+def graph_paths(graph_paths: GraphPaths) -> GraphPaths:
+    """A graph whose folder is there: a notice makes none."""
+    graph_paths.root.mkdir()
+    return graph_paths
+
+
 def python(code: str, *words: object) -> str:
     return shlex.join([sys.executable, "-c", code, *map(str, words)])
 
@@ -64,7 +71,7 @@ def test_any_name_arrives_as_it_is_and_no_shell_reads_it(graph_paths, tmp_path, 
         for name in names:
             notifier.tell("completed", skill=name)
     assert sorted(line["skill"] for line in lines_of(tmp_path / "told")) == sorted(names)
-    assert [path.name for path in tmp_path.iterdir()] == ["told"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["graph", "told"]
 
 
 @pytest.mark.parametrize(

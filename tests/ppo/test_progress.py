@@ -11,7 +11,7 @@ from flowrl.paths import RunPaths
 from flowrl.ppo import progress
 from flowrl.ppo.loop import Counters, UpdateReport
 from flowrl.ppo.run_io import Assignment
-from flowrl.runs import STANDALONE, PlannedStep, Rates, TrainingRun, read_progress
+from flowrl.runs import REPORT, STANDALONE, PlannedStep, Rates, TrainingRun, read_progress
 
 PLAN = (
     PlannedStep(skill="Collect [bold]Wood[/]", count=3, expert=0),
@@ -73,7 +73,8 @@ def test_rewards_that_were_clipped_are_counted_over_all_updates(tmp_path, now, c
         now[0] += progress.LINE_SECONDS
         shown.report(update(frames, clipped=share))
     shown.close()
-    assert ["clipped" in line for line in caplog.messages] == [False, False, False, True, True]
+    lines = caplog.messages[:-1]  # the last is the curve
+    assert ["clipped" in line for line in lines] == [False, False, False, True, True]
     assert "3 rewards clipped to ±10,000" in caplog.messages[3]
     assert "67 rewards clipped to ±10,000" in caplog.messages[4]
     line = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[0])
@@ -90,7 +91,7 @@ def test_there_is_a_line_every_few_seconds_and_at_each_phase(tmp_path, now, capl
     shown.report(update(64_000, ended=True))
     shown.close()
     phases = [line.split()[0] for line in caplog.messages]
-    assert phases == ["compiling", "training", "training", "saving"]
+    assert phases == ["compiling", "training", "training", "saving", "success"]
     line = caplog.messages[2]
     assert "Collect [bold]Wood[/] 91%, Make Pickaxe 42%" in line
     assert "6,400 steps/s" in line
@@ -134,3 +135,36 @@ def test_a_line_counts_the_episodes_since_the_line_before(tmp_path, now):
     shown.close()
     lines = RunPaths(tmp_path, 12).metrics.read_text().splitlines()
     assert [json.loads(line)["episodes"] for line in lines] == [5, 15, 5]
+
+
+def test_a_log_ends_with_the_curve_of_all_starts_and_has_it_every_minute(tmp_path, now, caplog):
+    caplog.set_level("INFO", logger="flowrl")
+    line = {"seconds": 1.0, "mean_episode_length": 9.0, "mean_episode_return": 0.0}
+    earlier = [{"frames": 640 * n, "success_rate": 0.0, **line} for n in (1, 2, 99)]
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in earlier))
+    shown = reporter(tmp_path)
+    shown.begin_training(Counters(acted=(0, 0), updates=20, frames=1280))
+    for seconds in (1.0, progress.CURVE_SECONDS + 1):
+        now[0] = 100.0 + seconds
+        shown.report(update(round(1280 + 20 * seconds)))
+    now[0] += 1
+    shown.report(update(2560, ended=True))
+    shown.close()
+    drawn = [one for one in caplog.messages if one.startswith("success")]
+    assert len(drawn) == 2
+    assert drawn[-1] == caplog.messages[-1]
+    assert REPORT in drawn[-1], "it is no reason of an end"
+    assert drawn[-1].endswith("▏ 42%; 0 to 100% over 2,560 frames")
+    blocks = drawn[-1].partition("▕")[2].partition("▏")[0]
+    assert blocks[:20] == " " * 20, "the earlier start"
+    assert blocks[-1] == "▃"
+    assert len(drawn[-1]) < 100
+
+
+def test_a_run_without_a_figure_draws_no_curve(tmp_path, caplog):
+    caplog.set_level("INFO", logger="flowrl")
+    (tmp_path / "metrics.jsonl").write_text('{"frames": 0, "seconds": "edited"}\n')
+    shown = reporter(tmp_path)
+    shown.begin_training(Counters(acted=(0, 0)))
+    shown.close()
+    assert not any(line.startswith("success") for line in caplog.messages)

@@ -5,9 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from flowrl import runs
+import numpy as np
+
+from flowrl import runs, storage
 from flowrl.errors import NameRefusedError
+from flowrl.judging.calibration import measure
+from flowrl.judging.judge import RuleJudge
+from flowrl.judging.report import JudgeReport
 from flowrl.paths import GraphPaths, RunPaths, display_name, slug
+from flowrl.storage import records
 from tests.commands.making import DONE, WAITING, running, save, tell_progress, write_log
 from tests.hostile_names import HOSTILE
 
@@ -65,3 +71,17 @@ def hostile_names() -> list[str]:
         except NameRefusedError:
             continue
     return [*found.values()]
+
+
+def a_judge(graph_paths: GraphPaths, *, answered: int = 200) -> JudgeReport:
+    """The report of a judge that was measured on 200 episodes, and abstained on the others."""
+    rng = np.random.default_rng(0)
+    scores = rng.random(200)
+    labels = rng.random(200) < scores
+    scores[answered:] = np.nan
+    known = (scores, labels)
+    measured = measure(RuleJudge({}), "episode", known, tuned=known, abstained="it knows nothing")
+    report = JudgeReport(generation=1, calibration=measured, scores={})
+    storage.make_dir(graph_paths.judging)
+    records.write(graph_paths.judging / "rule.json", report)
+    return report

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from flowrl.parallel.health import DaemonLock
 from tests.commands.conftest import template  # noqa: F401 — the fixture
 from tests.commands.making import DONE, FAILED, HELD, WAITING, running, save, tell_progress
 from tests.games.test_a_game_of_ones_own import FLAGS, installed
-from tests.serving.making import a_graph, hostile_names
+from tests.serving.making import a_graph, a_judge, hostile_names
 from tests.waiting import limit, until
 
 pytest.importorskip("flowrl.serving.app", reason="pip install '.[web]' is missing")
@@ -86,6 +87,17 @@ def test_a_skill_is_opened_by_keyboard_with_all_that_is_known_of_it(tmp_path, se
     page.keyboard.press("Escape")
     expect(page.locator("#skill")).to_be_hidden()
     expect(page.get_by_role("button", name="Place Table", exact=True)).to_be_focused()
+
+
+def test_judges_machine_and_what_is_left_are_told(tmp_path, serve, page):
+    graph_paths = a_graph(tmp_path / "graph")
+    a_judge(graph_paths)
+    shown(page, serve(graph_paths.root))
+    facts = page.locator("#facts")
+    expect(facts).to_contain_text("judgesrule, 200 of 200 unseen episodes: AUC 0.")
+    expect(facts).to_contain_text(re.compile(r"cpu load\d[\d.]* of \d"))
+    expect(facts).to_contain_text(re.compile(r"memory gb[\d.]+ of [\d.]+"))
+    expect(facts).to_contain_text("runs left frames512")
 
 
 def test_a_skill_is_opened_by_a_click_in_the_picture(tmp_path, serve, page):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import signal
@@ -14,6 +15,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +23,7 @@ from flowrl import cli
 from flowrl.errors import EXIT_INTERRUPTED
 from tests.commands.making import DONE, WAITING, running, save
 from tests.hostile_names import HOSTILE
-from tests.serving.making import a_graph
+from tests.serving.making import a_graph, a_judge
 from tests.waiting import limit, until
 
 app = pytest.importorskip("flowrl.serving.app", reason="pip install '.[web]' is missing")
@@ -361,3 +363,46 @@ def test_a_sweep_comes_with_its_graph(tmp_path, serve):
 def test_the_server_loads_no_jax():
     code = "import sys, flowrl.serving.app; assert not {'jax', 'matplotlib'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_film_that_is_removed_while_it_is_sent_is_sent_whole_or_told(tmp_path, monkeypatch):
+    film = tmp_path / "video.mp4"
+    site = app.Site([tmp_path], app.Door(host="127.0.0.1", control=False, token="x"))
+    monkeypatch.setattr(site, "_named", lambda request: (None, None))
+
+    def answer(removed_when: str) -> tuple[int, bytes]:
+        film.write_bytes(b"x" * 200_000)
+        said: list[Any] = []
+
+        def found(*_: object) -> Path:
+            if removed_when == "found":
+                film.unlink()
+            return film
+
+        async def send(message: Any) -> None:
+            if removed_when == message["type"]:
+                film.unlink(missing_ok=True)
+            said.append(message)
+
+        async def receive() -> Any:
+            await asyncio.sleep(60)
+
+        monkeypatch.setattr(app, "film_of_skill", found)
+        scope = {"type": "http", "method": "GET", "path": "/graphs/0/film", "query_string": b""}
+        scope |= {"headers": [(b"host", b"127.0.0.1")], "asgi": {"spec_version": "2.4"}}
+        asyncio.run(site(scope, receive, send))
+        return said[0]["status"], b"".join(each.get("body", b"") for each in said)
+
+    assert answer("http.response.start") == (200, b"x" * 200_000)
+    code, line = answer("found")
+    assert (code, len(line.splitlines())) == (503, 1)
+    assert b"No such file" in line
+
+
+def test_the_page_gets_what_is_known_of_judges_and_of_the_machine(tmp_path, serve):
+    graph_paths = a_graph(tmp_path / "graph")
+    served = serve(graph_paths.root)
+    with stream(served) as line:
+        until(lambda: b'"judges": []' in line.recv(2**20))
+        a_judge(graph_paths)
+        until(lambda: b"rule, 200 of 200 unseen episodes: AUC" in line.recv(2**20))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -95,6 +96,22 @@ def test_a_sweep_trains_its_trials_and_names_the_best(place, sweep):
     code, printed, _ = sweep("--trials=4")  # more than before prolongs it
     assert (code, len(place.launches())) == (0, 6)
     assert ": ended, 4 of 4 trials" in printed
+
+
+def test_a_terminal_is_told_how_many_trials_have_ended_and_the_best(sweep, monkeypatch):
+    shown: list[tuple] = []
+
+    @contextlib.contextmanager
+    def bar(text: str, total: int | None):
+        shown.append((text, total))
+        yield lambda done, text: shown.append((done, text))
+
+    monkeypatch.setattr("flowrl.tuning.command.progress_bar", bar)
+    code, printed, said = sweep(*QUICK, "--trials=2")
+    assert code == 0, said
+    assert shown[0] == ("trials of Collect Wood", 2)
+    assert [done for done, _ in shown[1:]] == [1, 2]
+    assert shown[-1][1] == printed.splitlines()[0]
 
 
 def test_a_sweep_goes_on_beside_the_training_of_its_graph(place, sweep):

@@ -63,3 +63,17 @@ def test_the_film_that_was_kept_last_is_shown(graph_paths, newest):
         os.utime(folder / name, (1, 2 if name == newest else 1))
     film = film_of_skill(graph_paths, a_row(WOOD, expert=0))
     assert film == folder / newest
+
+
+def test_a_film_is_not_kept_beside_another_run_than_it_shows(graph_paths, monkeypatch, capsys):
+    content = io.BytesIO()
+    np.savez(content, frames=np.zeros((1, 8, 8, 3), np.uint8), captions=["a"], holds=[0.0])
+
+    def run(*_: object, **__: object) -> bytes:
+        train(graph_paths, WOOD, 0, {}, acted={0: 20})
+        return content.getvalue()
+
+    monkeypatch.setattr("flowrl.commands.play.confined_run", run)
+    assert cli.main(["play", str(graph_paths.root), WOOD, "--keep"]) == 75
+    assert f"{WOOD} was merged anew meanwhile; play it again" in capsys.readouterr().err
+    assert film_of_skill(graph_paths, a_row(WOOD, expert=0)) is None

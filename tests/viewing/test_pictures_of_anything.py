@@ -83,7 +83,7 @@ def test_any_name_is_text_in_every_picture(name, tmp_path):
     rows = [a_row(name, success_rate=0.5), a_row(f"{name}B", needs=(name,))]
     shows_only(graph_picture(graph_paths, rows))
     shows_only(needs_picture(name, rows))
-    shows_only(compare_picture({name: {name: 0.5, "B": 1.0}, "other": {name: 0.0}}))
+    shows_only(compare_picture({name: {name: (0.5, 99), "B": (1.0, 9)}, "other": {name: (0.0, 9)}}))
     lines = lines_of(1, updates=4, steps=("0_Collect_Wood", f"1_{name}"))
     shows_only(skill_picture(name, lines))
     shows_only(metric_picture(name, [line | {f"m/{name}": 1} for line in lines], "m"))
@@ -145,7 +145,7 @@ def test_any_events_are_bars_or_refused(lines):
 
 def test_a_page_has_the_last_of_many_rows():
     many = [{"n": number} for number in range(12_345)]
-    figure = compare_picture({"a": {"A": 0.5}}).figure
+    figure = compare_picture({"a": {"A": (0.5, 256)}}).figure
     page = Picture("t", figure, many).written(".html").decode()
     assert page.count("<tr>") <= 1001
     assert "<td>12344</td>" in page

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import time
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
@@ -16,6 +17,7 @@ from flowrl.errors import ConfigError, FileRefusedError
 from flowrl.measures.objectives import CurvePoint
 from flowrl.parallel.status import FRESH
 from flowrl.paths import GraphPaths
+from flowrl.runs import StepEnds, read_result, read_run, write_result, write_run
 from flowrl.viewing.curves import read_lines, skill_picture, step_curves
 from flowrl.viewing.plots import (
     Bar,
@@ -26,7 +28,8 @@ from flowrl.viewing.plots import (
     graph_picture,
     needs_picture,
 )
-from tests.commands.making import save
+from tests.commands.making import DONE, save
+from tests.parallel.making import WOOD, train
 from tests.viewing.making import STEPS, a_row, events_of, lines_of
 
 HOSTILE = (
@@ -130,14 +133,26 @@ def test_half_a_last_line_is_left_out_and_another_is_refused(tmp_path):
 @pytest.mark.parametrize("frames", [None, "x", -1, {}])
 def test_frames_that_are_none_are_refused(frames):
     line = {**lines_of(3, updates=9)[-1], "frames": frames}
-    with pytest.raises(FileRefusedError, match="frames in metrics"):
+    with pytest.raises(FileRefusedError, match=r"a line: frames is .*, no count; remove"):
         step_curves([line])
 
 
 @pytest.mark.parametrize("line", [{}, {"at": "x"}, {"at": None}, {"at": 3}, {"at": ["2026"]}])
 def test_a_line_of_events_without_its_time_is_refused(line):
-    with pytest.raises(FileRefusedError, match=r"a line of events\.jsonl is at"):
+    with pytest.raises(FileRefusedError, match=r"a line: at is .*, no time; remove the line"):
         bars([line], {})
+
+
+def test_an_error_about_a_line_names_its_file_and_its_number(tmp_path):
+    graph_paths = GraphPaths(tmp_path)
+    graph_paths.events.write_text('{"at": "2026-01-01T00:00:00"}\n{"at": "noon"}\n')
+    with pytest.raises(FileRefusedError) as refused:
+        graph_picture(graph_paths, [])
+    assert str(refused.value) == f"{graph_paths.events}:2: at is 'noon', no time; remove the line"
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_text('{"frames": 1, "begun/0_A": 1, "done/0_A": "3"}\n')
+    with pytest.raises(FileRefusedError, match=r"metrics\.jsonl:1: done/0_A is '3', no count"):
+        step_curves(read_lines(metrics))
 
 
 def test_lines_of_events_that_are_of_no_skill_are_left_out():
@@ -186,18 +201,23 @@ def test_intervals_of_differences_hold_what_is_true(there, gap):
     here, draw = min(max(there + gap, 0.0), 1.0), random.Random(1)
     held = 0
     for _ in range(300):
-        found = (sum(draw.random() < p for _ in range(256)) / 256 for p in (there, here))
+        numbers = ((there, 256), (here, 512))
+        found = [(sum(draw.random() < p for _ in range(n)) / n, n) for p, n in numbers]
         one = _difference(*found)
         held += one["low"] <= here - there <= one["high"]
     assert held >= 300 * 0.91
 
 
 def test_graphs_are_compared_skill_by_skill():
-    picture = compare_picture({"a": {"A": 0.5, "B": 1.0}, "b": {"A": 0.75}, "c": {}})
+    one, other = {"A": (0.5, 256), "B": (1.0, 256)}, {"A": (0.75, 256)}
+    picture = compare_picture({"a": one, "b": other, "c": {}})
     first, second, *others = picture.rows
     assert (first["skill"], first["graph"], first["beside"]) == ("A", "b", "a")
     assert first["difference"] == 0.25
     assert 0.15 < first["low"] < 0.25 < first["high"] < 0.35
+    assert (first["episodes"], first["episodes beside"]) == (256, 256)
+    more = compare_picture({"a": {"A": (0.5, 4096)}, "b": {"A": (0.75, 4096)}}).rows[0]
+    assert 4 * (more["high"] - more["low"]) == pytest.approx(first["high"] - first["low"], rel=0.05)
     assert second["success beside"] == 1.0
     assert {row["difference"] for row in (second, *others)} == {None}
     with pytest.raises(ConfigError, match="no skill of a and b has success yet; plot it later"):
@@ -218,7 +238,8 @@ def test_a_skill_stands_right_of_what_it_needs():
     ("words", "said"),
     [
         (["A", "--graph"], "SKILL and --graph exclude each other; give one of them"),
-        (["--compare", "g"], "--compare g is the graph itself; name another"),
+        (["--compare", "g"], "--compare names g twice, with GRAPH; name others"),
+        (["--compare", "h", "./h"], "--compare names h twice, with GRAPH; name others"),
         (["--compare", "nosuch"], "nosuch is no graph: it has neither checkpoints/ nor"),
         (["--metric", "lr"], "--metric lr is for a skill or a run folder; name one"),
         (["--x", "minutes"], "--x minutes is for a skill or a run folder; name one"),
@@ -230,3 +251,64 @@ def test_what_does_not_go_together_is_refused(tmp_path, monkeypatch, capsys, wor
     save(tmp_path / "g", ("A", FRESH))
     assert cli.main(["plot", "g", *words]) in (1, 2)
     assert said in capsys.readouterr().err
+
+
+def refusal(capsys, *words: object) -> str:
+    assert cli.main(["plot", *map(str, words)]) in (1, 2)
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+def test_a_sweep_without_its_record_is_said_to_be_one(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    graph_paths = save(tmp_path / "g", ("A", FRESH))
+    save(graph_paths.sweeps / "mine", ("A t0", FRESH))
+    said = "g/sweeps/mine is a sweep that has lost its sweep.json; restore it from a copy"
+    assert said in refusal(capsys, "g/sweeps/mine")
+    assert said in refusal(capsys, "g", "--compare", "g/sweeps/mine")
+
+
+def test_a_graph_that_has_lost_its_events_has_not_never_trained(tmp_path, capsys):
+    graph_paths = save(tmp_path / "g", ("A", DONE))
+    said = refusal(capsys, graph_paths.root)
+    assert f"{graph_paths.events} does not say when skills trained; restore it" in said
+
+
+@pytest.mark.parametrize("word", ["A", "--graph", "--judges", "--compare=g"])
+def test_a_run_folder_has_no_pictures_of_a_graph(tmp_path, monkeypatch, capsys, word):
+    monkeypatch.chdir(tmp_path)
+    save(tmp_path / "g", ("A", DONE))
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").write_text("")
+    what = "SKILL" if word == "A" else word.partition("=")[0]
+    assert f"run is a run's folder, and {what} is for a graph" in refusal(capsys, "run", word)
+
+
+@pytest.mark.parametrize(
+    ("num_envs", "ended", "episodes"), [(4, 90, 90), (4, 999, 256), (256, 999, 512), (4, None, 256)]
+)
+def test_success_is_compared_by_the_episodes_that_it_is_of(
+    tmp_path, capsys, num_envs, ended, episodes
+):
+    graphs = [GraphPaths(tmp_path / name) for name in "ab"]
+    for graph_paths in graphs:
+        train(graph_paths, WOOD, 0, {}, acted={0: 50})
+        save(graph_paths.root, (WOOD, DONE))
+        archive = graph_paths.archive(0, WOOD)
+        run, result = read_run(archive), read_result(archive)
+        write_run(archive, replace(run, config={**run.config, "num_envs": num_envs}))
+        counts = {"begun": ended, "done": ended - 9, "died": 4, "cut": 5} if ended else {}
+        ends = [StepEnds(**counts, running=0, timesteps=9)] if ended else []
+        write_result(archive, replace(result, step_ends=tuple(ends)))
+    words = (
+        "plot",
+        graphs[0].root,
+        "--compare",
+        graphs[1].root,
+        "--json",
+        "-o",
+        tmp_path / "x.svg",
+    )
+    assert cli.main([*map(str, words)]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert (row["episodes"], row["episodes beside"]) == (episodes, episodes)

@@ -102,6 +102,7 @@ function drawHead() {
 function flat(key, value) {
   if (value === null || value === "" || value === undefined) return [];
   if (typeof value !== "object") return [[key, typeof value === "number" ? value.toLocaleString("en-GB", { maximumFractionDigits: 2 }) : String(value)]];
+  if ("total" in value) return value.total ? [[key, `${value.used} of ${value.total}`]] : [];
   return Object.entries(value).flatMap(([inner, one]) => flat(Array.isArray(value) ? key : `${key} ${inner.replaceAll("_", " ")}`, one));
 }
 function define(list, facts) {
