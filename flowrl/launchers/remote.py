@@ -145,11 +145,20 @@ class EngineLauncher(Launcher):
             return recorded or Lost("no engine has it, and it left no record of its end")
         if recorded and not _is_stopped(recorded):
             return recorded
+        return self._outcome_by_engine(claim, folder, recorded)
+
+    def _outcome_by_engine(
+        self, claim: Claim, folder: Path, recorded: Outcome | None
+    ) -> Outcome | None:
+        """Return how a run ended by what its engine adds; None while it may live."""
         try:
             job = self._look(anew=recorded is not None).get(claim.launch)
             patience, unknown = _STILL_SECONDS, f"{self.engine} does not know it any more"
         except UnansweredError as error:
             job, patience, unknown = None, self.lost_after, str(error)
+        unstarted = job is not None and job.queued and not JobPaths(folder).beat.exists()
+        if claim.stop and unstarted:  # if it starts after all, it finds no claim
+            return Exited(cause=ExitCause.STOPPED, detail="stopped while it was queued")
         live = job is not None and job.live
         if live or not (recorded or self._is_still(claim, folder, patience)):
             return None

@@ -110,13 +110,8 @@ class SlurmLauncher(EngineLauncher):
         """Submit the runner, with the log's writer at its output."""
         done = _call(
             *("sbatch", "--parsable", f"--job-name={job.name}", f"--comment={launch}"),
-            *(
-                "--output=/dev/null",
-                "--ntasks=1",
-                "--no-requeue",
-                f"--chdir={job.folder.absolute()}",
-            ),
-            f"--signal=B:TERM@{_SAVE_SECONDS}",
+            *("--output=/dev/null", "--ntasks=1", "--no-requeue"),
+            *(f"--chdir={job.folder.absolute()}", f"--signal=B:TERM@{_SAVE_SECONDS}"),
             *([f"--cpus-per-task={job.num_cpus}"] if job.num_cpus else []),
             *self._options,
             script=_script(runner_line(job, launch)),

@@ -75,7 +75,7 @@ def one_round(folder: Path, machines: Cluster, chance: random.Random, *, least: 
                 made += 1
             else:
                 made += hit(fault, place, machines, chance)
-        assert code == 0
+        assert code == 0, [(skill, line) for skill, line in place.lines().items()]
         statuses = place.statuses()
         verdict = place.judged("kills", 0.0, skills=SKILLS, calls_for=dict.fromkeys(statuses, 99))
         assert (verdict.lost, verdict.merged_twice, verdict.left_over) == (0, 0, 0), statuses
