@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
 from typing import Any
 
 from flowrl import notices
@@ -73,8 +72,6 @@ def run_sweep(config: SweepConfig) -> int:
     sources = SkillSources(graph_paths)
     graph = open_graph(training, sources)
     sweep = known or Sweep(sweep_paths, new_record(config, training, graph_paths, graph))
-    if config.engine == "ray":
-        _check_ray(sweep)
     if config.keep_winner and not sweep.search.confirm:
         raise ConfigError("--keep_winner keeps a confirmed point's expert; --confirm 0 has none")
     confinement = sandbox.confinement(config.launch.sandbox, graph_paths.root)
@@ -120,14 +117,6 @@ def _run_trials(
     most = None if unbounded else sweep.most_trials
     with progress_bar(f"trials of {sweep.record.skill}", most) as show:
         report = partial(_publish, sweep, show)
-        if config.engine == "ray":
-            from flowrl.tuning import ray_tune  # optional
-
-            backend = partial(TrialBackend, **trials)
-            ray_tune.run_trials(
-                sweep, graph, training, backend=backend, deadline=deadline, report=report
-            )
-            return
         sweeper = Sweeper(sweep, graph, scheduler, deadline=deadline, report=report)
         scheduler.set_callbacks(
             backend=TrialBackend(sweep, devices=scheduler.devices, **trials),
@@ -137,14 +126,6 @@ def _run_trials(
         )
         scheduler.when_there_is_room(sweeper.begin)
         scheduler.run()
-
-
-def _check_ray(sweep: Sweep) -> None:
-    """Raise ConfigError if Ray is missing, or cannot do what the sweep asks."""
-    if find_spec("ray") is None:
-        raise ConfigError("--engine ray needs Ray Tune: pip install '.[ray]' in flowrl's folder")
-    if sweep.search.pruner != "none":
-        raise ConfigError("--engine ray ends no trial early; leave out --pruner")
 
 
 def _conclude(

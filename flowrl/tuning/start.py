@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from flowrl import arguments
 from flowrl import config as configs
@@ -34,10 +34,6 @@ _SEARCH = SearchConfig()
 _FIXED = {"skill", *configs.flags(PPOConfig()), *configs.flags(_SEARCH)} - set(LIMITS)
 _BEFORE_FIELD = re.compile(r",(?=\w+=)")
 _ALWAYS = {"min_success_rate": 0.0, "slot_minutes": 0.0}  # of trials: all are scored, none waits
-_OF_FLOWRL = (
-    "gpu_ids", "devices_per_run", "cpus_per_run", "launcher", "stall_timeout", "run_timeout",
-    "max_retries", "retry_backoff",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +56,6 @@ class SweepConfig(StartConfig):
     """A field and its values: lr=log:1e-4:1e-2, num_envs=pow2:32:256, num_steps=choice:64,128."""
     space: Path | None = None
     """TOML or JSON file with a table for each field, instead of --vary."""
-    engine: Literal["flowrl", "ray"] = "flowrl"
-    """What runs the trials: flowrl's scheduler, or Ray Tune on this machine."""
     timeout: AboveZero | None = None
     """Hours, from this start, after which no trial is begun."""
     max_concurrent: Count = 2
@@ -89,16 +83,12 @@ class SweepConfig(StartConfig):
         return {name: written[name] for name in self.origins}
 
     def problems(self) -> Iterator[str]:
-        """Check whether a sweep and its space are named, and whether the engine knows all flags."""
+        """Check whether a sweep and its space are named."""
         if self.vary and self.space:
             yield "--vary and --space both say what is varied; leave one of them out"
         if self.name is None and self.skill is None:
             graph_paths = GraphPaths(self.graph.graph_path)
             yield f"name the --skill that is tuned, or the sweep by --name{begun(graph_paths)}"
-        for name, origin in sorted(self.origins.items()):
-            if name in _OF_FLOWRL and self.engine == "ray":
-                flag = f"--{name}" if origin == "command line" else f"--{name} ({origin})"
-                yield f"{flag} does nothing with --engine ray; leave it out"
 
 
 def begun(graph_paths: GraphPaths, name: str = "") -> str:

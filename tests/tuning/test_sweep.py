@@ -253,7 +253,6 @@ def test_asha_ends_the_trials_that_are_behind(place, sweep):
         ((*VARY[:2], "--max_parallel_skills=4"), "flowrl sweep has no flag --max_parallel_skills"),
         ((*VARY[:2], "--replicas=2", "--pruner=asha"), "--pruner cannot end"),
         ((*VARY[:2], "--keep_winner", "--confirm=0"), "--keep_winner keeps a confirmed point's"),
-        ((*VARY[:2], "--engine=ray", "--cpus_per_run=1"), "--cpus_per_run does nothing with"),
         ((*VARY[:2], "--skill=Collect Wod"), "there is no skill 'Collect Wod'"),
         (("--status",), "write flowrl sweep status GRAPH --name NAME"),
         (("--apply",), "write flowrl sweep apply GRAPH --name NAME"),
