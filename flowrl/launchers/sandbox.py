@@ -32,6 +32,7 @@ from pathlib import Path
 
 from flowrl.config import Sandbox
 from flowrl.errors import ConfigError
+from flowrl.games.base import game_folders
 from flowrl.paths import JobPaths
 from flowrl.redaction import has_secret, is_secret
 from flowrl.storage import make_dir
@@ -315,7 +316,8 @@ def _python(env: Mapping[str, str]) -> Iterator[Path]:
         for folder in env.get(name, "").split(":")
     ]
     interpreter = Path(sys.executable).resolve().parents[1]
-    for path in (package, interpreter, *map(Path, ours), *map(Path, named)):
+    folders = (*map(Path, ours), *map(Path, named), *game_folders())  # pip install -e is elsewhere
+    for path in (package, interpreter, *folders):
         if path.is_absolute() and path.is_dir() and not _holds_a_home(path, env):
             yield path
 
