@@ -29,10 +29,12 @@ class NavixEngine:
         self._environment = navix.make(name, action_set=functions)
 
     def reset(self, key: jax.Array) -> Any:
-        """A new world; its locked door is shut: navix 0.7 lets players of KeyCorridor through."""
+        """A new world; navix 0.7 walls up KeyCorridor's doors, and has its locked one open."""
         blank = RenderingCache(jnp.zeros((0,), jnp.uint8))
         state = self._environment.reset(key, blank).state
         doors = state.get_doors()
+        passable = state.grid.at[doors.position[:, 0], doors.position[:, 1]].set(0)
+        state = state.replace(grid=passable)
         return state.set_doors(doors.replace(open=doors.open == 1))
 
     def step(self, key: jax.Array, world: Any, action: jax.Array) -> tuple[Any, jax.Array]:
