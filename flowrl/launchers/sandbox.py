@@ -1,10 +1,11 @@
 """A trainer's environment, and its confinement by bubblewrap.
 
 A confined trainer has no network and sees no other processes and no folder but its own run's. It
-sees an empty machine with these additions: the system's programs and libraries, Python and its
-packages, all read-only; an empty home and /tmp in memory; its run folder, writable except for
-what it was given and what its runner records; a compile cache that only confined trainers share,
-because a process that may write programs there decides what others execute. The runner stays
+sees an empty machine with these additions: the system's programs and libraries, Python, its
+packages and installed games, all read-only; an empty home and /tmp in memory; its run folder,
+writable except for what it was given and what its runner records; a compile cache that only
+confined trainers share, because a process that may write programs there decides what others
+execute. The runner stays
 outside and gives the trainer a session without a terminal, so that nothing can be typed into the
 pane. The runner also hands over the environment, which therefore is not on the command line.
 

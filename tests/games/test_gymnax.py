@@ -100,6 +100,7 @@ def test_without_gymnax_a_line_says_what_to_install(monkeypatch):
         one.make()
 
 
+@pytest.mark.timeout(900)
 def test_a_new_game_is_checked_trained_and_taken_out(gymnax, tmp_path):
     """The package as it is written, found by its entry point; its skill is learned."""
     package = tmp_path / "balance_v1"
@@ -137,6 +138,8 @@ def task_reward(reward, alive):
 """
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_game_that_is_seen_as_a_grid_trains_and_is_taken_out(gymnax, tmp_path):
     subprocess.run(words("new", "game", "Breakout-MinAtar"), cwd=tmp_path, check=True)
     package = tmp_path / "breakout_minatar"

@@ -30,10 +30,7 @@ SIZES: Mapping[str, tuple[ObservationSize, int]] = {
     "FourRooms-misc": (4, 4),
 }
 CONTINUOUS = frozenset(
-    {
-        *("Pendulum-v1", "MountainCarContinuous-v0", "PointRobot-misc"),
-        *("Reacher-misc", "Swimmer-misc"),
-    }
+    ["Pendulum-v1", "MountainCarContinuous-v0", "PointRobot-misc", "Reacher-misc", "Swimmer-misc"]
 )
 _KNOWN = {
     "score": "float: the sum of the game's own rewards in this episode",
