@@ -85,7 +85,7 @@ def test_flowrl_has_nothing_to_say_against_it(words):
 
 @dataclass(frozen=True, kw_only=True)
 class NewGameCommand:
-    """Write a package with a game of your own, which trains as it is.
+    """Write a package with a game of your own that trains.
 
     Examples:
       flowrl new game Balance-v1
