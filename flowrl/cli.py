@@ -66,6 +66,7 @@ _GROUPS: Mapping[str, Mapping[str, str]] = {
         "plot": "commands.plot:PlotCommand",
         "serve": "serving.command:ServeCommand",
         "check": "commands.check:CheckCommand",
+        "new game": "commands.new:NewGameCommand",
     },
     "steer": {
         "retry": "commands.control:RetryCommand",
@@ -106,6 +107,7 @@ _INSTEAD = {
         "; flowrl plot draws curves, metrics.jsonl has them, --use_tensorboard writes them",
     ),
     **dict.fromkeys(("dashboard", "web", "ui"), "; flowrl serve shows graphs on a web page"),
+    **dict.fromkeys(("new", "init", "create"), "; flowrl new game NAME writes a game of your own"),
     **dict.fromkeys(("run", "start"), "; flowrl train starts a graph and goes on with it"),
     **dict.fromkeys(("kill", "delete", "rm"), "; flowrl cancel ends a skill, flowrl stop a graph"),
 }
@@ -147,7 +149,8 @@ def _overview() -> str:
     """Return what `flowrl --help` prints: the commands by what they are for."""
     lines = [_HEAD]
     for group, commands in _GROUPS.items():
-        for number, name in enumerate(word for word in commands if " " not in word):
+        below = [word for word in commands if " " in word and word.split()[0] in commands]
+        for number, name in enumerate(word for word in commands if word not in below):
             summary = (class_of(name).__doc__ or "").partition("\n")[0]
             lines.append(f"{group if number == 0 else '':8}{name:11}{summary}\n")
     return "".join(lines)

@@ -24,7 +24,7 @@ from flowrl import arguments, storage
 from flowrl.arguments import Count, CountOrZero, Needs
 from flowrl.config import Configuration, PPOConfig, checked, flags, from_json, to_argv
 from flowrl.errors import ConfigError, ExpertIndexError, FileRefusedError
-from flowrl.games.base import check_coverage
+from flowrl.games.base import ObservationSize, check_coverage
 from flowrl.paths import RunPaths, display_name
 from flowrl.storage import records
 from flowrl.storage.records import Natural, Phase, Positive, Share, Word
@@ -40,6 +40,7 @@ Shapes = Mapping[str, tuple[Natural, ...]]  # leaf path, "actor/dense_0/kernel" 
 _HIDDEN_LAYERS = 3
 _OF_LAUNCH = ("num_devices", "acting_threads", "compile_cache")  # each start has its own
 _LIBRARIES = ("jax", "jaxlib", "numpy", "optax", "flax")  # that change what a program computes
+FILTERS, KERNEL = 16, (3, 3)  # of the convolution with which experts begin that see a grid
 LAYERS = tuple(f"dense_{number}" for number in range(_HIDDEN_LAYERS + 1))
 
 
@@ -462,16 +463,23 @@ def progress_of(run_paths: RunPaths, run_id: str) -> Progress | None:
 
 
 def expert_shapes(
-    observation_size: int, num_actions: int, layer_size: int
+    observation_size: ObservationSize, num_actions: int, layer_size: int
 ) -> dict[str, tuple[int, ...]]:
-    """The shape of every leaf of one expert, by its path.
+    """The shape of every leaf of one expert, by its path; one that sees a grid has a trunk.
 
     >>> expert_shapes(1345, 17, 64)["actor/dense_0/kernel"]
     (1345, 64)
     >>> expert_shapes(1345, 17, 64)["critic/dense_3/bias"]
     (1,)
+    >>> expert_shapes((10, 10, 4), 3, 64)["trunk/conv/kernel"]
+    (3, 3, 4, 16)
     """
     shapes: dict[str, tuple[int, ...]] = {}
+    if isinstance(observation_size, tuple):
+        rows, columns, channels = observation_size
+        shapes["trunk/conv/kernel"] = (*KERNEL, channels, FILTERS)
+        shapes["trunk/conv/bias"] = (FILTERS,)
+        observation_size = rows * columns * FILTERS
     for net, outputs in (("actor", num_actions), ("critic", 1)):
         widths = [observation_size, *[layer_size] * _HIDDEN_LAYERS, outputs]
         for layer, size, width in zip(LAYERS, widths, widths[1:], strict=False):

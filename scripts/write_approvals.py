@@ -9,6 +9,7 @@ import argparse
 import sys
 
 from flowrl import storage
+from flowrl.games.adapters.navix import DOOR_KEY, KEY_CORRIDOR
 from flowrl.games.base import Game
 from flowrl.games.craftax import CLASSIC, FULL
 from flowrl.skills.skill import load_library
@@ -34,7 +35,11 @@ def write_approvals(game: Game) -> str | None:
 
 
 def main() -> int:
-    refused = [why for game in (CLASSIC, FULL) if (why := write_approvals(game)) is not None]
+    refused = [
+        why
+        for game in (CLASSIC, FULL, DOOR_KEY, KEY_CORRIDOR)
+        if (why := write_approvals(game)) is not None
+    ]
     print("\n".join(refused), end="")
     return 1 if refused else 0
 

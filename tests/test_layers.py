@@ -47,6 +47,8 @@ JAX_ROOMS = {
 }
 JAX_FILES = {
     "experts/checkpoint.py",
+    "games/adapters/gymnax_engine.py",
+    "games/adapters/navix_engine.py",
     "games/craftax_engine.py",
     "games/fast_craftax.py",
     "games/random_play.py",

@@ -13,7 +13,7 @@ import tyro
 from flowrl.config import PPOConfig, Sandbox, with_flags
 from flowrl.console import print_report
 from flowrl.errors import ConfigError, FlowrlError, GraphError
-from flowrl.games.base import COUNT, Game, find_game, known_games
+from flowrl.games.base import COUNT, Game, check_extra, find_game, known_games
 from flowrl.launchers.sandbox import confinement
 from flowrl.paths import printable
 from flowrl.skills.graph import SkillGraph
@@ -84,6 +84,7 @@ class CheckCommand:
     def _check_game(self, game: Game) -> int:
         if self.files:
             raise ConfigError("--game takes no files; check them by a second command")
+        check_extra(game.name, *game.sources)
         broken = check_game(game.name, confine=confinement(self.sandbox).in_folder)
         facts = {"game": game.name, "broken": broken}
         sizes = f"observation_size {game.observation_size}, {game.num_actions} actions"

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
+from flowrl.games.base import ObservationSize
 from flowrl.program_cache import Device
 
 REWARD_LIMIT = 1e4  # of a timestep's reward, either way; what is beyond is clipped
@@ -106,8 +107,8 @@ class WalkingEnv(Protocol):
     """
 
     @property
-    def observation_size(self) -> int:
-        """Length of one observation."""
+    def observation_size(self) -> ObservationSize:
+        """Length of one observation, or rows, columns and channels."""
         ...
 
     @property

@@ -25,7 +25,7 @@ from flowrl.envs.base import COUNTS, REWARD_LIMIT, StepOutput
 from flowrl.envs.sight import NOWHERE, ahead, nearest, not_visited, visit, window
 from flowrl.envs.skill_module import SuccessFunctions, Task, TaskModule
 from flowrl.errors import ConfigError, FalseGainError, SkillError
-from flowrl.games.base import COUNT, Engine, Game, WorldStep, find_game
+from flowrl.games.base import COUNT, Engine, Game, ObservationSize, WorldStep, find_game
 from flowrl.games.random_play import settle
 from flowrl.runs import StepEnds
 from flowrl.skills.skill import load_library
@@ -137,8 +137,8 @@ class SkillEnv:
     sight: bool = False
 
     @property
-    def observation_size(self) -> int:
-        """Length of one observation."""
+    def observation_size(self) -> ObservationSize:
+        """Size of one observation."""
         return self.game.observed(sight=self.sight)
 
     @property
@@ -177,14 +177,15 @@ class SkillEnv:
         """The game's observation, with sight the columns beside it; and the state that remembers.
 
         Returns:
-          f32[observation_size], and the state with what is in view among what was seen.
+          f32[observation_size], or a grid without columns beside it; and the state with what is
+          in view among what was seen.
         """
         seen = self.engine.observe(state.world)
-        if seen.shape != (self.game.observation_size,):  # the networks' error would name no game
+        if seen.shape != self.game.observation_shape:  # the networks' error would name no game
             name, size = self.game.name, self.game.observation_size
             problem = f"observe returns {list(seen.shape)}, and observation_size is {size}"
             raise ConfigError(f"{name}: {problem}; see flowrl check --game {name}")
-        if not self.sight:
+        if not self.sight or self.game.is_grid:
             return seen, state
         parts = [seen, self._of_step(state), self._spare(state)]
         position = self.engine.position(state.world) if self._cells else jnp.zeros(2, jnp.int32)

@@ -22,15 +22,23 @@ from flowrl.errors import RAISED, ConfigError, closest, format_raised
 from flowrl.paths import printable
 
 _GROUP = "flowrl.games"
+_EXTRAS = frozenset({"gymnax", "navix"})
 COUNT = "n"  # the parameter of skill functions that is the count of the plan's step
 SIGHT_WINDOW = 5  # cells that an expert sees of where it has been, each way
+ObservationSize = int | tuple[int, int, int]  # length, or rows, columns and channels of a grid
 _NEAREST_COLUMNS = 5  # of each channel of the map
 _STEP_COLUMNS = 2  # what the step lacks, and its time left; beside one for each item
+_REMEDIES = {
+    "num_actions": "correct it, or cut continuous actions into a few levels",
+    "capacity": "correct it",
+}
 INVENTORIES = ("inventory", "inventory_diff")  # features whose fields are the game's items
-# pyproject.toml lists the same two; a source tree that is not installed has no entry points.
+# pyproject.toml lists the same ones; a source tree that is not installed has no entry points.
 SHIPPED = {
     "Craftax-Classic-Symbolic-v1": "flowrl.games.craftax:CLASSIC",
     "Craftax-Symbolic-v1": "flowrl.games.craftax:FULL",
+    "Navix-DoorKey-Random-8x8-v0": "flowrl.games.adapters.navix:DOOR_KEY",
+    "Navix-KeyCorridorS3R3-v0": "flowrl.games.adapters.navix:KEY_CORRIDOR",
 }
 
 
@@ -50,7 +58,9 @@ class WorldStep(NamedTuple):
 class Engine(Protocol):
     """One environment of a game without plans and resets; its functions are pure and are jitted.
 
-    A world is a pytree of arrays, whose shapes and dtypes are the same in all worlds.
+    A world is a pytree of arrays, whose shapes and dtypes are the same in all worlds. An engine may
+    also have `moments`, which returns every feature in M timesteps, leaves `[M, …]`: new skill code
+    is tried on them. Without, those of a random player are taken.
     """
 
     def reset(self, key: Any) -> Any:
@@ -62,7 +72,7 @@ class Engine(Protocol):
         ...
 
     def observe(self, world: Any) -> Any:
-        """The observation: f32 `[observation_size]`."""
+        """The observation: f32 `[observation_size]`, or `[rows, columns, channels]` of a grid."""
         ...
 
     def position(self, world: Any) -> Any:
@@ -81,13 +91,6 @@ class Engine(Protocol):
         """The named features of a timestep, each of the shape that `Game.features` says."""
         ...
 
-    def moments(self) -> Mapping[str, Any]:
-        """Every feature in M timesteps, leaves `[M, …]`: new skill code is tried on them.
-
-        They should include states that a random player never sees.
-        """
-        ...
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Game:
@@ -97,7 +100,9 @@ class Game:
     """
 
     name: str
-    observation_size: int
+    observation_size: ObservationSize
+    """Length of the observation; or rows, columns and channels, and experts begin with a
+    convolution. A grid has no view, heading or cells, and experts see nothing beside it."""
     num_actions: int
     view: tuple[int, int, int] | None = None
     """Rows, columns and channels of the map that an observation begins with; a channel is 0 where
@@ -133,11 +138,17 @@ class Game:
 
     def __post_init__(self) -> None:
         """Raise ConfigError for a size that cannot be."""
-        sizes = {"observation_size": self.observation_size, "num_actions": self.num_actions}
-        sizes |= {"capacity": self.capacity}
-        for name, size in sizes.items():
-            if type(size) is not int or size < 1:
-                raise ConfigError(f"{name} is {size!r:.60}, not a whole number from 1; correct it")
+        for name, remedy in _REMEDIES.items():
+            if not _is_size(size := getattr(self, name)):
+                raise ConfigError(f"{name} is {size!r:.60}, not a whole number from 1; {remedy}")
+        shape = self.observation_shape
+        if len(shape) not in (1, 3) or not all(map(_is_size, shape)):
+            what = f"observation_size is {self.observation_size!r:.60}"
+            words = "not a whole number from 1, nor three: rows, columns and channels"
+            raise ConfigError(f"{what}, {words}, which never change; correct it")
+        if self.is_grid and (self.view or self.cells or self.heading is not None):
+            what = "an observation that is a grid has no view, heading or cells"
+            raise ConfigError(f"{what}; leave them out, or make it a row of numbers")
         most = self.view[2] if self.view and self.cells else 0
         if type(self.lasting) is not int or not 0 <= self.lasting <= most:
             what = f"lasting is {self.lasting!r:.60}, not a whole number from 0 to {most}"
@@ -148,9 +159,23 @@ class Game:
         """The largest count of a plan's step: some gain grows with it by one at least."""
         return self.capacity + 1
 
-    def observed(self, *, sight: bool) -> int:
-        """Length of what an expert sees: the observation, with `sight` also the columns beside."""
-        if not sight:
+    @property
+    def observation_shape(self) -> tuple[int, ...]:
+        """The shape of an observation: `(length,)`, or rows, columns and channels."""
+        size = self.observation_size
+        return size if isinstance(size, tuple) else (size,)
+
+    @property
+    def is_grid(self) -> bool:
+        """Whether an observation is a grid of cells."""
+        return len(self.observation_shape) > 1
+
+    def observed(self, *, sight: bool) -> ObservationSize:
+        """Size of what an expert sees: the observation, with `sight` also the columns beside.
+
+        A grid has no columns beside it.
+        """
+        if not sight or isinstance(self.observation_size, tuple):
             return self.observation_size
         channels = self.view[2] if self.view else 0
         nearest = (_NEAREST_COLUMNS + (self.heading is not None)) * channels
@@ -199,13 +224,20 @@ def find_game(name: object) -> Game:
         raise ConfigError(
             f"the game {printable(str(name))} is unknown{closest(str(name), game_names())}; "
             f"choose one of {', '.join(game_names())}, or add a game "
-            f"by an entry point in the group {_GROUP} (docs/how-to.md, Add a game)"
+            f"by an entry point in the group {_GROUP} (docs/how-to.md, Train your own game)"
         )
     return _loaded(point)
 
 
-def env_sizes(env_name: str, *, sight: bool) -> tuple[int, int]:
-    """The length of what an expert sees and the number of actions of an environment.
+def game_folders() -> list[Path]:
+    """The folders in which installed games lie, wherever that is; no game is loaded."""
+    modules = {point.module.partition(".")[0] for point in _entry_points().values()}
+    places = [Path(place) for module in sorted(modules) for place in _places(module)]
+    return [place if place.is_dir() else place.parent for place in places]
+
+
+def env_sizes(env_name: str, *, sight: bool) -> tuple[ObservationSize, int]:
+    """The size of what an expert sees and the number of actions of an environment.
 
     Raises:
       ConfigError: the environment is unknown.
@@ -215,7 +247,10 @@ def env_sizes(env_name: str, *, sight: bool) -> tuple[int, int]:
 
 
 def check_coverage(ppo: PPOConfig, given: Collection[str]) -> None:
-    """Make sure that a bonus for coverage, if its flag is given, can be; raises ConfigError."""
+    """Make sure that sight and a bonus for coverage, if given, can be; raises ConfigError."""
+    if ppo.sight and "sight" in given and find_game(ppo.env_name).is_grid:
+        what = f"--sight: the game {ppo.env_name} is seen as a grid, which has nothing beside it"
+        raise ConfigError(f"{what}; leave it out")
     if not ppo.coverage_bonus or "coverage_bonus" not in given:
         return
     asked = f"--coverage_bonus {ppo.coverage_bonus:g}"
@@ -223,6 +258,14 @@ def check_coverage(ppo: PPOConfig, given: Collection[str]) -> None:
         raise ConfigError(f"{asked} needs experts that see where they have been; add --sight")
     if find_game(ppo.env_name).cells is None:
         raise ConfigError(f"{asked}: the game {ppo.env_name} has no cells to visit; leave it out")
+
+
+def check_extra(name: str, *packages: str) -> None:
+    """Make sure that the extras are installed whose packages a game needs; raises ConfigError."""
+    for package in _EXTRAS.intersection(packages):
+        if importlib.util.find_spec(package) is None:
+            remedy = f"pip install '.[{package}]' in flowrl's folder"
+            raise ConfigError(f"the game {name} needs {package}: {remedy}")
 
 
 @functools.cache
@@ -246,6 +289,10 @@ def _entry_points() -> Mapping[str, EntryPoint]:
     """Every entry point by its name; nothing replaces a game that comes with flowrl."""
     shipped = {name: EntryPoint(name, value, _GROUP) for name, value in SHIPPED.items()}
     return shipped | {point.name: point for point in entry_points(group=_GROUP)} | shipped
+
+
+def _is_size(size: Any) -> bool:
+    return type(size) is int and size > 0
 
 
 def _places(package: str) -> list[str]:

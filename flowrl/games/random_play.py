@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from flowrl.games.base import Engine, WorldStep
+from flowrl.games.base import Engine, Game, WorldStep
 
 
 def settle(tree: Any) -> Any:
@@ -50,12 +50,20 @@ def play(
     return jax.lax.scan(on, settle(engine.reset(first_key)), given)[1]
 
 
+def moments_of(game: Game, engine: Engine) -> Mapping[str, Any]:
+    """Every feature in M timesteps, leaves `[M, …]`: the engine's moments, or a random player's."""
+    if own := getattr(engine, "moments", None):
+        return own()
+    return random_moments(engine, game.features, num_actions=game.num_actions)
+
+
 def random_moments(
     engine: Engine, names: Iterable[str], *, num_actions: int, worlds: int = 16, steps: int = 64
 ) -> dict[str, Any]:
-    """Features of a random player's timesteps, as `Engine.moments` returns them.
+    """Features of a random player's timesteps, leaves `[worlds × steps, …]`.
 
-    They are enough where a random player meets all that skills ask for; else add rows by hand.
+    They are enough where a random player meets all that skills ask for; else give the engine
+    `moments` of its own, which add rows by hand.
     """
     once = partial(play, engine, names=names, num_actions=num_actions, steps=steps)
     features = jax.jit(jax.vmap(lambda key: once(key)["features"]))

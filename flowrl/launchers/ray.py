@@ -104,9 +104,10 @@ class RayLauncher(EngineLauncher):
         try:
             self._call("POST", "/api/jobs/", fields)
         except urllib.error.HTTPError as error:
-            said = error.read(2**16).decode(errors="replace").strip().rpartition("\n")[2]
-            if "already exists" not in said:
-                raise LaunchError(f"Ray refuses {job.name}: {said:.200}") from error
+            lines = error.read(2**16).decode(errors="replace").split("\n")
+            if not any("already exists" in line for line in lines):
+                said = [line for line in lines if re.match(r"\w+(Error|Exception): ", line)]
+                raise LaunchError(f"Ray refuses {job.name}: {(said or lines)[-1]:.200}") from error
         return launch
 
     def list_jobs(self) -> Mapping[str, EngineJob]:

@@ -1,10 +1,11 @@
 """A trainer's environment, and its confinement by bubblewrap.
 
 A confined trainer has no network and sees no other processes and no folder but its own run's. It
-sees an empty machine with these additions: the system's programs and libraries, Python and its
-packages, all read-only; an empty home and /tmp in memory; its run folder, writable except for
-what it was given and what its runner records; a compile cache that only confined trainers share,
-because a process that may write programs there decides what others execute. The runner stays
+sees an empty machine with these additions: the system's programs and libraries, Python, its
+packages and installed games, all read-only; an empty home and /tmp in memory; its run folder,
+writable except for what it was given and what its runner records; a compile cache that only
+confined trainers share, because a process that may write programs there decides what others
+execute. The runner stays
 outside and gives the trainer a session without a terminal, so that nothing can be typed into the
 pane. The runner also hands over the environment, which therefore is not on the command line.
 
@@ -32,6 +33,7 @@ from pathlib import Path
 
 from flowrl.config import Sandbox
 from flowrl.errors import ConfigError
+from flowrl.games.base import game_folders
 from flowrl.paths import JobPaths
 from flowrl.redaction import has_secret, is_secret
 from flowrl.storage import make_dir
@@ -315,7 +317,8 @@ def _python(env: Mapping[str, str]) -> Iterator[Path]:
         for folder in env.get(name, "").split(":")
     ]
     interpreter = Path(sys.executable).resolve().parents[1]
-    for path in (package, interpreter, *map(Path, ours), *map(Path, named)):
+    folders = (*map(Path, ours), *map(Path, named), *game_folders())  # pip install -e is elsewhere
+    for path in (package, interpreter, *folders):
         if path.is_absolute() and path.is_dir() and not _holds_a_home(path, env):
             yield path
 

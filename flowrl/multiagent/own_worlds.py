@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from flowrl.errors import ConfigError
 from flowrl.games.base import find_game
 from flowrl.multiagent.world import Sizes
 
@@ -147,6 +148,9 @@ class GameWorld:
     def __init__(self, name: str, agents: int) -> None:
         self.name = name
         game = find_game(name)
+        if isinstance(game.observation_size, tuple):
+            what = f"--world {name}: its observations are grids, and agents of a world see numbers"
+            raise ConfigError(f"{what}; make them rows of numbers, or train it by flowrl train")
         self._engine, self._agents = game.make(), agents
         self.sizes = Sizes((game.observation_size,) * agents, (game.num_actions,) * agents)
         keys = jax.random.split(jax.random.key(POOL_SEED), POOL)

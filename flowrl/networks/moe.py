@@ -1,11 +1,14 @@
 """One expert as a flax module: an actor and a critic of three hidden layers each.
 
+An expert that sees a grid of cells has a trunk below both, one convolution.
+
 A mixture is E experts of which one acts at a time; their parameters are stacked, leaves `[E, …]`.
 The leaf paths (`actor/dense_0/kernel`, …) are those on disk.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -15,7 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from flowrl.runs import LAYERS
+from flowrl.games.base import ObservationSize
+from flowrl.runs import FILTERS, KERNEL, LAYERS
 
 Params = dict[str, dict[str, dict[str, Any]]]  # net → layer → kernel or bias
 Initializer = Callable[..., Any]  # of a random key, a shape and a type
@@ -42,6 +46,19 @@ class Layers(nn.Module):
         return nn.Dense(self.outputs, kernel_init=kernel_init, name=LAYERS[-1])(values)
 
 
+class Trunk(nn.Module):
+    """A convolution over the cells of a grid."""
+
+    activation: str
+    kernel_init: Callable[[float], Initializer]
+
+    @nn.compact
+    def __call__(self, grid: jax.Array) -> jax.Array:
+        """Numbers f32 `[B, inputs]` of grids f32 `[B, rows, columns, channels]`."""
+        layer = nn.Conv(FILTERS, KERNEL, kernel_init=self.kernel_init(_GAIN_HIDDEN), name="conv")
+        return ACTIVATIONS[self.activation](layer(grid)).reshape(grid.shape[0], -1)
+
+
 class ActorCritic(nn.Module):
     """One expert; weights are orthogonal, with gain √2, and 0.01 and 1 in the output layers."""
 
@@ -52,14 +69,21 @@ class ActorCritic(nn.Module):
 
     @nn.compact
     def __call__(self, obs: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Logits f32 `[B, actions]` and values f32 `[B]` of observations f32 `[B, size]`."""
+        """Logits f32 `[B, actions]` and values f32 `[B]` of observations.
+
+        They are f32 `[B, size]`, or of grids `[B, rows, columns, channels]`.
+        """
         common = (self.layer_size, self.activation, self.kernel_init)
+        if obs.ndim > 2:
+            obs = Trunk(self.activation, self.kernel_init, name="trunk")(obs)
         logits = Layers(self.num_actions, 0.01, *common, name="actor")(obs)
         value = Layers(1, 1.0, *common, name="critic")(obs)
         return logits, value[:, 0]
 
 
-def init_expert(network: ActorCritic, words: np.ndarray, *, observation_size: int) -> Params:
+def init_expert(
+    network: ActorCritic, words: np.ndarray, *, observation_size: ObservationSize
+) -> Params:
     """One expert's fresh parameters, NumPy arrays of the shapes that `expert_shapes` says.
 
     `words` uint32 `[2]` are those of its random key.
@@ -70,7 +94,8 @@ def init_expert(network: ActorCritic, words: np.ndarray, *, observation_size: in
     rng = np.random.default_rng(words)
     network = network.clone(kernel_init=partial(_orthogonal, rng))
     no_key = jax.eval_shape(jax.random.key, 0)
-    obs = jax.ShapeDtypeStruct((1, observation_size), jnp.float32)
+    shape = observation_size if isinstance(observation_size, tuple) else (observation_size,)
+    obs = jax.ShapeDtypeStruct((1, *shape), jnp.float32)
     variables = network.lazy_init(no_key, obs)
     return jax.tree.map(np.asarray, variables["params"])
 
@@ -86,13 +111,16 @@ def take_expert(stacked: Any, local: int | jax.Array) -> Any:
 
 
 def _orthogonal(rng: np.random.Generator, gain: float) -> Initializer:
-    """An initializer of matrices with orthonormal rows or columns, uniform over all (Haar)."""
+    """An initializer of matrices with orthonormal rows or columns, uniform over all (Haar).
 
-    def init(key: jax.Array, shape: tuple[int, int], dtype: Any = np.float32) -> np.ndarray:
-        rows, columns = shape
-        normal = rng.standard_normal((max(shape), min(shape)))
+    A kernel of more than two axes is the matrix whose columns are its last axis.
+    """
+
+    def init(key: jax.Array, shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
+        rows, columns = math.prod(shape[:-1]), shape[-1]
+        normal = rng.standard_normal((max(rows, columns), min(rows, columns)))
         q, r = np.linalg.qr(normal)
         q = q * np.sign(np.diag(r))  # makes the decomposition unique, hence q uniform
-        return (gain * (q if rows >= columns else q.T)).astype(np.float32)
+        return (gain * (q if rows >= columns else q.T)).astype(np.float32).reshape(shape)
 
     return init

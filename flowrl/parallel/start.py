@@ -12,6 +12,7 @@ from flowrl import config as configs
 from flowrl import storage
 from flowrl.config import ENGINES, LaunchConfig, PPOConfig, ScheduleConfig
 from flowrl.errors import ConfigError, classify_io_error, format_error
+from flowrl.games.base import check_extra, find_game
 from flowrl.launchers import sandbox
 from flowrl.launchers.gpus import Device, check_devices, slots, visible_devices
 from flowrl.launchers.launcher import Launcher
@@ -33,6 +34,8 @@ def check_machine(graph_path: Path, ppo: PPOConfig, launch: LaunchConfig) -> Non
     open_launcher(launch)
     if ppo.use_wandb and importlib.util.find_spec("wandb") is None:
         raise ConfigError("--use_wandb needs wandb: pip install '.[wandb]' in flowrl's folder")
+    game = find_game(ppo.env_name)
+    check_extra(game.name, *game.sources)
     cache = sandbox.compile_cache(ppo.compile_cache, os.environ)
     for flag, folder in (("compile_cache", cache), ("graph_path", graph_path)):
         try:

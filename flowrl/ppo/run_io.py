@@ -28,6 +28,7 @@ from flowrl.errors import (
     FileRefusedError,
 )
 from flowrl.experts import checkpoint
+from flowrl.games.base import ObservationSize
 from flowrl.networks.grouped import Packed
 from flowrl.networks.moe import ActorCritic, init_expert
 from flowrl.paths import RunPaths
@@ -147,7 +148,11 @@ def read_assignment(config: TrainConfig, module: TaskModule) -> Assignment:
 
 
 def initial_experts(
-    assignment: Assignment, network: ActorCritic, words: np.ndarray, *, observation_size: int
+    assignment: Assignment,
+    network: ActorCritic,
+    words: np.ndarray,
+    *,
+    observation_size: ObservationSize,
 ) -> Any:
     """Stacked parameters, leaves `[E, …]`: the seeds that exist, fresh ones for other experts.
 

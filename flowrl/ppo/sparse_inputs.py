@@ -51,10 +51,13 @@ def learn_from_columns(
 
     Args:
       config, state, minibatches, hyper, axis: as `learn` takes them.
-      shards: rollouts with leaves `[T, B, …]`, observations f32 `[T, B, size]`.
+      shards: rollouts with leaves `[T, B, …]`, observations f32 `[T, B, size]`; grids have no
+        columns to leave out.
     """
-    columns = columns_in_use([shard.steps.obs for shard in shards], axis)
     common: Any = {"minibatches": minibatches, "hyper": hyper, "axis": axis}
+    if state.params.trunk:
+        return learn(config, state, merge_shards(shards), **common)
+    columns = columns_in_use([shard.steps.obs for shard in shards], axis)
 
     def of_all(state: TrainState) -> tuple[TrainState, Stats]:
         return learn(config, state, merge_shards(shards), **common)

@@ -87,7 +87,8 @@ class WeightsAndBiases:
         except ImportError as error:
             remedy = "pip install '.[wandb]' in flowrl's folder"
             raise ConfigError(f"--use_wandb needs wandb: {remedy}") from error
-        self._failure: type[Exception] = wandb.errors.Error
+        failures: Any = wandb.errors  # pyright: ignore[reportAttributeAccessIssue]
+        self._failure: type[Exception] = failures.Error
         try:
             self._run: Any = wandb.init(
                 project=flags["wandb_project"],

@@ -30,15 +30,15 @@ FLAGS = (
 )
 
 
-def installed(folder: Path) -> str:
-    """PYTHONPATH with the tiny game's package, installed in this folder."""
+def installed(folder: Path, here: Path = HERE) -> str:
+    """PYTHONPATH with a game's package, by default the tiny one's, installed in this folder."""
     package = folder / "site" / "tiny_game-1.0.dist-info"
     package.mkdir(parents=True)
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: tiny-game\nVersion: 1.0\n")
-    project = tomllib.loads((HERE / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((here / "pyproject.toml").read_text())["project"]
     [(name, place)] = project["entry-points"]["flowrl.games"].items()
     (package / "entry_points.txt").write_text(f"[flowrl.games]\n{name} = {place}\n")
-    paths = [str(package.parent), str(HERE), os.environ.get("PYTHONPATH", "")]
+    paths = [str(package.parent), str(here), os.environ.get("PYTHONPATH", "")]
     return os.pathsep.join(paths).rstrip(os.pathsep)
 
 

@@ -138,12 +138,12 @@ def test_a_step_that_changes_its_world_is_told(tiny, tmp_path):
     assert contract.broken_promises(game) == [what]
 
 
-def test_random_moments_suffice_for_the_tiny_games_skills(tiny, tmp_path, monkeypatch):
-    head = "def moments(self) -> Mapping[str, Any]:\n"
-    helped = "        from flowrl.games.random_play import random_moments\n"
-    names = "['inventory', 'inventory_diff', 'cell', 'cell_diff']"
-    helped += f"        return random_moments(self, {names}, num_actions=4)\n"
-    assert contract.broken_promises(tiny(ENGINE, head, head + helped)) == []
+def test_without_moments_those_of_a_random_player_suffice_for_the_tiny_games_skills(
+    tiny, tmp_path, monkeypatch
+):
+    game = tiny(ENGINE, "def moments(", "def unused_moments(")
+    assert not hasattr(game.make(), "moments")
+    assert contract.broken_promises(game) == []
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'site'}:{tmp_path / 'game'}")
     checked = check_files(sorted((HERE / "tiny_skills").glob("*.py")))
     assert [each.why for each in checked] == [None, None]

@@ -26,7 +26,7 @@ from jax.core import Tracer
 
 from flowrl.errors import RAISED, FlowrlError, format_raised
 from flowrl.games.base import INVENTORIES, Engine, Game, WorldStep, find_game
-from flowrl.games.random_play import play, settle
+from flowrl.games.random_play import moments_of, play, settle
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.skill import load_library
 from flowrl.skills.validation.worker import equations
@@ -110,16 +110,17 @@ def _check_functions(game: Game, engine: Engine, world: Any, lines: list[str]) -
         if kinds not in [[((), kind)] for kind in "bif"]:
             raise _BrokenError("the reward is no number; return a scalar")
     with _promise(lines, "observe"):
-        wanted = jax.ShapeDtypeStruct((game.observation_size,), jnp.float32)
+        wanted = jax.ShapeDtypeStruct(game.observation_shape, jnp.float32)
         _require_same(_traced(engine.observe, world), wanted, "observation_size")
-        if game.view and math.prod(game.view) > game.observation_size:
+        size = math.prod(game.observation_shape)
+        if game.view and math.prod(game.view) > size:
             raise _BrokenError(f"view is {game.view}, more than observation_size; correct it")
-        if game.heading not in (None, *range(game.observation_size - 3)):
+        if game.heading not in (None, *range(size - 3)):
             raise _BrokenError(f"heading is {game.heading}; name the first of its four columns")
     step = WorldStep(world, world, reward, number, number)
     _check_small(game, engine, step, lines)
     with _promise(lines, "moments"):
-        moments = engine.moments()
+        moments = moments_of(game, engine)
         lengths = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(dict(moments))}
         if len(lengths) != 1 or lengths <= {(), (0,)}:
             raise _BrokenError(f"the leaves begin with {sorted(lengths)}; with the same (M,)")

@@ -31,6 +31,7 @@ from jax.extend import core
 
 from flowrl.errors import RAISED, format_raised
 from flowrl.games.base import COUNT, Game, find_game
+from flowrl.games.random_play import moments_of
 from flowrl.skills.skill import CodeOrigin
 from flowrl.skills.validation.cache import parsed_function
 from flowrl.skills.validation.dry_run import EXIT_MEMORY, Limits, SkillCode
@@ -88,6 +89,8 @@ def main() -> int:
     for number in range(3):  # whatever is printed goes nowhere
         os.dup2(os.open(os.devnull, os.O_RDWR), number)
     jax.vmap(jnp.sum)(jnp.ones((2, 3))).block_until_ready()  # starts JAX's threads
+    for name in dict.fromkeys(code.env_name for code in codes):
+        _moments(name)  # a game's libraries may need files
     limits = Limits(**order["limits"])
     _limit_memory_and_files(limits.megabytes)
     for number, code in enumerate(codes):
@@ -178,7 +181,8 @@ def _try(function: _Function, moments: Mapping[str, Any], *, most_count: int) ->
 
 @cache
 def _moments(env_name: str) -> Mapping[str, Any]:
-    return find_game(env_name).make().moments()
+    game = find_game(env_name)
+    return moments_of(game, game.make())
 
 
 def _traced(function: _Function, count: int, shapes: Mapping[str, Any]) -> core.ClosedJaxpr:

@@ -1,0 +1,12 @@
+"""Open one of the doors that are not locked."""
+
+name = "Open Door"
+gain = {"door_open": 1}
+
+
+def task_is_done(open_doors):
+    return open_doors >= 1
+
+
+def task_reward(open_doors_diff):
+    return 1.0 * open_doors_diff
