@@ -17,7 +17,7 @@ from flowrl.viewing.layout import graph_of, places
 POLL_SECONDS = 0.25
 _MOST_POLL_SECONDS = 0.6
 _REST = 4  # times as long as a look took nothing is read, so that a large graph costs little
-_BEAT_SECONDS = 5.0  # after which figures of running skills are read even if no file has changed
+_BEAT_SECONDS = 3.0  # between figures of running skills: to paint them takes time from trainers
 _COLUMN, _ROW = 220, 56  # pixels between neighbours of the picture
 Document = Mapping[str, Any]
 
@@ -66,8 +66,8 @@ class GraphWatch:
         runs = [graph_paths.run(row["expert"], row["skill"]) for row in running]
         files = [graph_paths.scheduler_state, graph_paths.manifest, graph_paths.notices]
         files += [graph_paths.judging]
-        files += [path for run in runs for path in (run.progress, run.exit_json)]
-        beat = int(time.monotonic() / _BEAT_SECONDS) if running else 0
+        files += [path for run in runs for path in (run.start_json, run.exit_json)]
+        beat = int(time.monotonic() / _BEAT_SECONDS) if running else 0  # progress.json changes, too
         return beat, daemon_of(graph_paths.daemon_lock), *map(_time_of, files)
 
     def _read(self, graph_paths: GraphPaths) -> dict[str, Any]:
