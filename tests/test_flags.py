@@ -509,6 +509,19 @@ def slurm_args(bench):
 
 
 @arrives
+def ray_address(bench):
+    words = ("--launcher=ray", "--ray_address=http://127.0.0.1:9")
+    with pytest.raises(ConfigError, match=r"127\.0\.0\.1:9 does not answer"):
+        start.open_launcher(bench.parsed(*words).launch)
+
+
+@arrives
+def ray_resources(bench):
+    with pytest.raises(ConfigError, match="--ray_resources 'GPU'"):
+        start.open_launcher(bench.parsed("--launcher=ray", "--ray_resources", "GPU").launch)
+
+
+@arrives
 def lost_after(bench):
     bench.monkeypatch.setattr(SlurmLauncher, "check", lambda self: None)
     found = start.open_launcher(bench.parsed("--launcher=slurm", "--lost_after=77").launch)
