@@ -39,6 +39,12 @@ WRITE_ATTEMPTS, WRITE_PAUSE_SECONDS = 10, 0.5
 MAX_FILE_BYTES = 2**34
 LOOK_SECONDS = 0.5  # between two looks at what a job with limits uses
 BEAT_SECONDS = 5.0
+# Where nobody ends what a killed runner leaves behind, the kernel does. A sandbox sees to it itself.
+TETHER = """import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
+if os.getppid() == int(sys.argv[1]):
+    os.execvp(sys.argv[2], sys.argv[2:])
+"""
 OF_NODE = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")  # the engine's words
 
 
@@ -193,6 +199,8 @@ def spawn(spec: dict, environment: dict[str, str]) -> tuple[int, Callable[[], No
         os.sched_setaffinity(0, spec["cpus"])
     os.chdir(spec["cwd"])
     argv, alone = spec["argv"], bool(spec["sandbox"])
+    if spec.get("launch") and not alone:
+        argv = [sys.executable, "-I", "-S", "-c", TETHER, str(os.getpid()), *argv]
     options, given = os.pipe()
     if alone:
         os.set_inheritable(options, True)

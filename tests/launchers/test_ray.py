@@ -97,8 +97,8 @@ def test_a_killed_runner_is_found_out_by_its_beat(launcher: RayLauncher, make_jo
     job = make_job(SLEEP)
     handle = launcher.launch(job)
     start = start_of(job)
-    for pid in (start.runner_pid, start.job_pid):
-        signal_to(pid)
+    signal_to(start.runner_pid)
+    until(lambda: not process.alive(start.job_pid or 0, start.job_start_time))
     assert isinstance(end_of(launcher, handle, job), Lost)
 
 

@@ -196,8 +196,8 @@ def test_a_killed_runner_is_found_out_by_its_beat(launcher, make_job):
     job = make_job(SLEEP)
     handle = launcher.launch(job)
     start = start_of(job)
-    for pid in (start.runner_pid, start.job_pid):
-        signal_to(pid)
+    signal_to(start.runner_pid)
+    until(lambda: not process.alive(start.job_pid or 0, start.job_start_time))
     outcome = end_of(launcher, handle, job)
     assert isinstance(outcome, Lost)
     assert isinstance(
