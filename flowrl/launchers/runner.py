@@ -39,7 +39,7 @@ WRITE_ATTEMPTS, WRITE_PAUSE_SECONDS = 10, 0.5
 MAX_FILE_BYTES = 2**34
 LOOK_SECONDS = 0.5  # between two looks at what a job with limits uses
 BEAT_SECONDS = 5.0
-# Where nobody ends what a killed runner leaves behind, the kernel does. A sandbox sees to it itself.
+# Where nobody ends what a killed runner leaves behind, the kernel does; a sandbox does so itself.
 TETHER = """import ctypes, os, sys
 ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
 if os.getppid() == int(sys.argv[1]):
