@@ -67,6 +67,7 @@ def other_value(item: dataclasses.Field):
         case Path():
             return Path("else where/x")
     empty = {
+        "tuple[str, ...]": ("$(id); 'x' -t", "b=1"),
         "Path | None": Path("/a b"),
         "Positive | None": 12_345,
         "Count | None": 12_345,

@@ -167,7 +167,7 @@ class Game:
 
     @property
     def is_grid(self) -> bool:
-        """Whether an observation is a grid of cells."""
+        """True if an observation is a grid of cells."""
         return len(self.observation_shape) > 1
 
     def observed(self, *, sight: bool) -> ObservationSize:
