@@ -363,7 +363,8 @@ class LaunchConfig(Configuration):
     tmux_socket: Annotated[str | None, Needs(launcher="tmux")] = None
     """Name or path of the tmux server's socket (default: the user's own server)."""
     shared_folder: bool = False
-    """The graph is on a disk of several hosts: keep schedulers of other hosts out, too."""
+    """The graph is on a disk of several hosts: keep schedulers of other hosts out, too; always so
+    with slurm and ray."""
     slurm_args: Annotated[tuple[str, ...], Needs(launcher="slurm")] = ()
     """Options of sbatch for every run, without dashes, e.g. --slurm_args partition=gpu gres=gpu:1
     time=8:00:00."""

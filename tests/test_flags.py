@@ -536,6 +536,10 @@ def shared_folder(bench):
     with made:
         assert (bench.graph_paths.root / "daemon.claim").exists()
     assert not (bench.graph_paths.root / "daemon.claim").exists()
+    bench.monkeypatch.setattr(SlurmLauncher, "check", lambda self: None)
+    config = bench.parsed("--launcher=slurm")
+    with start.open_scheduler(bench.graph_paths, config.schedule, config.launch, devices={}):
+        assert (bench.graph_paths.root / "daemon.claim").exists()  # its jobs are on other hosts
 
 
 @arrives

@@ -150,7 +150,7 @@ def _check_places(graph_paths: GraphPaths) -> None:
 def _claimed(graph_paths: GraphPaths) -> Iterator[None]:
     """Hold the graph's folder; raises BusyError if a scheduler or another repair holds it."""
     _check_places(graph_paths)
-    claim = DaemonLock(graph_paths.daemon_lock)
+    claim = DaemonLock(graph_paths.daemon_lock, shared=None)
     claim.acquire()
     try:
         yield

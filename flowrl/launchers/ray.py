@@ -118,11 +118,10 @@ class RayLauncher(EngineLauncher):
         except (urllib.error.HTTPError, ValueError, KeyError, TypeError) as error:
             raise UnansweredError(f"{self._address} is no job server of Ray: {error}") from error
 
-    def cancel(self, engine_id: str) -> None:
+    def cancel(self, job: EngineJob) -> None:
         """Take a job out of the queue; a runner that works reads its claim."""
-        known = self.list_jobs().get(engine_id)
-        if known is not None and known.queued:
-            self._call("POST", f"/api/jobs/{engine_id}/stop", {})
+        if job.queued:
+            self._call("POST", f"/api/jobs/{job.id}/stop", {})
 
     def _call(self, method: str, path: str, fields: Any = None) -> Any:
         """Return the answer, decoded; UnansweredError without one, HTTPError for a refusal."""

@@ -62,6 +62,7 @@ class EngineLauncher(Launcher):
         super().__init__(grace_seconds=grace_seconds)
         self.lost_after = lost_after
         self._jobs: Mapping[str, EngineJob] = {}  # by launch
+        self._silence = ""  # why it has listed none
         self._listed_at = float("-inf")
         self._beats: dict[str, tuple[int, float]] = {}  # by run id: time of the beat, since when
         self._folders: dict[str, Path] = {}  # by run id
@@ -78,7 +79,7 @@ class EngineLauncher(Launcher):
         """Return this user's jobs by launch, in one call; UnansweredError."""
 
     @abstractmethod
-    def cancel(self, engine_id: str) -> None:
+    def cancel(self, job: EngineJob) -> None:
         """Take a job out of the queue, or pass SIGTERM to its runner; UnansweredError."""
 
     def launch(self, job: Job) -> Handle:
@@ -116,20 +117,33 @@ class EngineLauncher(Launcher):
         """
         claim = claims.claim_of(job.folder, job.run_id)
         if claim is None:
-            return None
+            return self._find_unclaimed(job)
         if not claim.engine_id:
             known = self._look(anew=True).get(claim.launch)
             if known is None and not JobPaths(job.folder).beat.exists():
+                claims.remove_claim(job.folder)  # it keeps the run's folder from being used
                 return None
             claim = replace(claim, engine_id=known.id if known else "")
             claims.write_claim(job.folder, claim)
         return self._handle(job, claim)
 
+    def _find_unclaimed(self, job: Job) -> Handle | None:
+        """Return a run that has recorded its end, or that another launcher started here."""
+        start = run_status.read_start(job.folder, job.run_id)
+        recorded = run_status.read_exit(job.folder, job.run_id)
+        return super().find(job) if recorded or (start and not start.launch) else None
+
     def poll(self, handle: Handle, folder: Path) -> Outcome | None:
         """Return the outcome, or None while the run may live or waits in the engine's queue."""
         self._folders[handle.run_id] = folder
         claim = claims.claim_of(folder, handle.run_id)
+        if claim is None:
+            return super().poll(handle, folder)
         outcome = self._outcome(handle, claim, folder)
+        if outcome is not None and not JobPaths(folder).exit_json.exists():
+            with suppress(OSError):  # a network file system looks again at names that it hides
+                storage.try_writing(folder)
+            outcome = self._outcome(handle, claim, folder)
         if outcome is not None:
             self._folders.pop(handle.run_id, None)
             self._beats.pop(handle.run_id, None)
@@ -138,11 +152,11 @@ class EngineLauncher(Launcher):
             storage.remove_part_files(folder)
         return outcome
 
-    def _outcome(self, handle: Handle, claim: Claim | None, folder: Path) -> Outcome | None:
+    def _outcome(self, handle: Handle, claim: Claim, folder: Path) -> Outcome | None:
         record = run_status.read_exit(folder, handle.run_id)
+        if record and record.launch != claim.launch:
+            record = None  # of a launch that was taken for lost, and came to write it late
         recorded = run_status.recorded_end(record, handle, folder) if record else None
-        if claim is None:
-            return recorded or Lost("no engine has it, and it left no record of its end")
         if recorded and not _is_stopped(recorded):
             return recorded
         return self._outcome_by_engine(claim, folder, recorded)
@@ -151,13 +165,16 @@ class EngineLauncher(Launcher):
         self, claim: Claim, folder: Path, recorded: Outcome | None
     ) -> Outcome | None:
         """Return how a run ended by what its engine adds; None while it may live."""
+        unstarted = not JobPaths(folder).beat.exists()
         try:
             job = self._look(anew=recorded is not None).get(claim.launch)
             patience, unknown = _STILL_SECONDS, f"{self.engine} does not know it any more"
         except UnansweredError as error:
+            if unstarted and not claim.stop:
+                return None  # it may be queued
             job, patience, unknown = None, self.lost_after, str(error)
-        unstarted = job is not None and job.queued and not JobPaths(folder).beat.exists()
-        if claim.stop and unstarted:  # if it starts after all, it finds no claim
+        if claim.stop and unstarted and (job is None or job.queued):
+            # If it starts after all, it finds no claim.
             return Exited(cause=ExitCause.STOPPED, detail="stopped while it was queued")
         live = job is not None and job.live
         if live or not (recorded or self._is_still(claim, folder, patience)):
@@ -165,7 +182,7 @@ class EngineLauncher(Launcher):
         if claim.stop:
             return recorded or Exited(cause=ExitCause.STOPPED, detail="stopped on request")
         by_hand = job is not None and job.cause is ExitCause.SESSION_KILLED
-        if by_hand and not recorded and JobPaths(folder).beat.exists():
+        if job is not None and by_hand and not (recorded or unstarted):
             return Lost(job.detail)  # a runner records that; a confused engine says the same
         if job is not None and job.cause is not None:
             code = recorded.code if isinstance(recorded, Exited) else None
@@ -174,26 +191,29 @@ class EngineLauncher(Launcher):
 
     def queued(self, handle: Handle) -> str:
         """Return why the engine has not started a run yet, "" once it has, or if it is unknown."""
-        for job in self._jobs.values():
-            if job.id == handle.engine_id:
-                return job.queued
-        return ""
+        folder = self._folders.get(handle.run_id)
+        if folder is None or JobPaths(folder).beat.exists():  # the list of jobs may be older
+            return ""
+        claim = claims.claim_of(folder, handle.run_id)
+        job = self._jobs.get(claim.launch) if claim else None
+        return job.queued if job else self._silence
 
     def stop(self, handle: Handle, folder: Path) -> None:
         """Ask the run to end by its claim, which its runner reads, and by the engine."""
         super().stop(handle, folder)
-        if handle.engine_id:
-            self.cancel(handle.engine_id)
+        claim = claims.claim_of(folder, handle.run_id)
+        if claim and (job := self._look(anew=True).get(claim.launch)):
+            self.cancel(job)
 
     def wait(self, handles: Collection[Handle], *, timeout_seconds: float) -> bool:
         """Wait until a run has recorded its end (returns True), or for the timeout."""
         until = time.monotonic() + timeout_seconds
         folders = [self._folders[one.run_id] for one in handles if one.run_id in self._folders]
-        while not any(JobPaths(folder).exit_json.exists() for folder in folders):
-            if (left := until - time.monotonic()) <= 0:
-                return False
-            time.sleep(min(left, _LOOK_SECONDS))
-        return True
+        while (left := until - time.monotonic()) > 0:
+            time.sleep(min(left, _LOOK_SECONDS))  # first: the engine may not say yet that one ended
+            if any(JobPaths(folder).exit_json.exists() for folder in folders):
+                return True
+        return False
 
     def _handle(self, job: Job, claim: Claim) -> Handle:
         self._folders[job.run_id] = job.folder
@@ -206,10 +226,18 @@ class EngineLauncher(Launcher):
         )
 
     def _look(self, *, anew: bool = False) -> Mapping[str, EngineJob]:
-        """Return the engine's jobs as it listed them, at most ten seconds ago."""
+        """Return the engine's jobs as it listed them, at most ten seconds ago.
+
+        UnansweredError: it did not answer then; many runs wait for one call.
+        """
         if time.monotonic() - self._listed_at > (_AGAIN_SECONDS if anew else LISTED_SECONDS):
-            self._jobs = self.list_jobs()
+            try:
+                self._jobs, self._silence = self.list_jobs(), ""
+            except UnansweredError as error:
+                self._silence = str(error)
             self._listed_at = time.monotonic()
+        if self._silence:
+            raise UnansweredError(self._silence)
         return self._jobs
 
     def _is_still(self, claim: Claim, folder: Path, seconds: float) -> bool:

@@ -60,6 +60,7 @@ class ExitRecord:
     received: tuple[str, ...]
     detail: str
     ended_at: float
+    launch: str | None = None  # of a run that an engine has started
 
 
 _Record = TypeVar("_Record", StartRecord, ExitRecord)

@@ -217,7 +217,7 @@ def spawn(spec: dict, environment: dict[str, str]) -> tuple[int, Callable[[], No
 
 
 def wait_for(
-    pid: int, spec: dict, server: socket.socket | None, look: Callable[[], None] | None = None
+    pid: int, spec: dict, server: socket.socket | None, look: Callable[[], object] | None = None
 ) -> tuple[int, list[str]]:
     """The job's wait status, and the names of the signals that the runner received meanwhile.
 
@@ -252,7 +252,7 @@ def wait_for(
                 server.close()  # the server would wait for us
 
 
-def next_signal(seconds: float, look: Callable[[], None] | None) -> signal.struct_siginfo | None:
+def next_signal(seconds: float, look: Callable[[], object] | None) -> signal.struct_siginfo | None:
     """The next signal, None after so many seconds; `look` is called twice in each."""
     while look is not None and seconds > LOOK_SECONDS:
         if info := signal.sigtimedwait(WATCHED, LOOK_SECONDS):
@@ -372,7 +372,8 @@ def start_time_of(pid: int) -> str:
 
 def finish(spec: dict, folder: str, **facts: object) -> int:
     """Write exit.json; returns the runner's own exit code."""
-    record = {"format": FORMAT, "run_id": spec["run_id"], "code": None, "signal": None}
+    record = {"format": FORMAT, "run_id": spec["run_id"], "launch": spec.get("launch")}
+    record |= {"code": None, "signal": None}
     record |= {"oom": False, "received": [], "detail": "", "ended_at": time.time(), **facts}
     for attempt in range(WRITE_ATTEMPTS):  # a full disk may have room again
         try:

@@ -128,10 +128,10 @@ class SlurmLauncher(EngineLauncher):
         rows = (line.split("|", 3) for line in done.stdout.splitlines() if line.count("|") >= 3)
         return {launch: _engine_job(number, state, why) for number, launch, state, why in rows}
 
-    def cancel(self, engine_id: str) -> None:
+    def cancel(self, job: EngineJob) -> None:
         """Cancel a job that is queued; the runner of one that runs gets SIGTERM and saves."""
-        _call("scancel", "--quiet", "--state=PENDING", engine_id)
-        _call("scancel", "--quiet", "--batch", "--signal=TERM", "--state=RUNNING", engine_id)
+        _call("scancel", "--quiet", "--state=PENDING", job.id)
+        _call("scancel", "--quiet", "--batch", "--signal=TERM", "--state=RUNNING", job.id)
 
 
 def _engine_job(number: str, state: str, why: str) -> EngineJob:

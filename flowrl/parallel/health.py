@@ -45,10 +45,11 @@ class DaemonLock:
     """The lock that lets one daemon write in a graph's folder; its file is never deleted.
 
     The kernel frees it when its holder dies; the file names the holder. In a `shared` folder other
-    hosts are kept out, too: by a claim, which is honoured in any folder that has one.
+    hosts are kept out, too: by a claim, which is honoured in any folder that has one. None stands
+    for shared if the disk is a network's.
     """
 
-    def __init__(self, path: Path, *, shared: bool = False) -> None:
+    def __init__(self, path: Path, *, shared: bool | None = False) -> None:
         self._path, self._shared = path, shared
         self._descriptor: int | None = None
         self._claim = SharedClaim(_claim_beside(path))
@@ -63,8 +64,14 @@ class DaemonLock:
             return
         storage.make_dir(self._path.parent)
         shared = self._shared or os.path.lexists(_claim_beside(self._path))
-        if not shared:
-            _refuse_network(self._path.parent)
+        if not shared and (network := _network_of(self._path.parent)):
+            if self._shared is not None:
+                raise ConfigError(
+                    f"{self._path.parent} is on {network}, where two daemons on two hosts could "
+                    "both hold the lock; choose a --graph_path on a local disk, or say "
+                    "--shared_folder"
+                )
+            shared = True
         if not os.path.lexists(self._path):
             storage.make_file(self._path)
         locks.check_plain(self._path)
@@ -135,19 +142,16 @@ def _claim_beside(path: Path) -> Path:
     return path.with_suffix(".claim")
 
 
-def _refuse_network(folder: Path) -> None:
+def _network_of(folder: Path) -> str:
+    """Return the kind of network file system that a folder is on; "" if it is on none."""
     device = folder.stat().st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
     try:
         lines = _MOUNTS.read_text(encoding="utf-8").splitlines()
     except OSError:
-        return  # without /proc the type is unknown
+        return ""  # without /proc the type is unknown
     kinds = {line.partition(" - ")[2].split()[0] for line in lines if line.split()[2] == number}
-    if network := kinds & _NETWORK:
-        raise ConfigError(
-            f"{folder} is on {network.pop()}, where two daemons on two hosts could both hold the "
-            "lock; choose a --graph_path on a local disk, or say --shared_folder"
-        )
+    return next(iter(kinds & _NETWORK), "")
 
 
 def _lock(descriptor: int) -> None:

@@ -25,6 +25,7 @@ from flowrl.storage import records
 logger = logging.getLogger(__name__)
 LOST_SECONDS = 120.0
 _LOOK_SECONDS = 0.5
+_REMEDY = "remove it once no scheduler is at work in this folder"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +69,7 @@ class SharedClaim:
 
         BusyError: its holder lives. It takes some seconds to hear a beat of another host.
         """
+        self._leaving.clear()
         own = self._path.with_name(f".{self._path.name}.{os.getpid()}.part")
         storage.remove_file(own)
         records.write(own, Holder.this())
@@ -108,6 +110,8 @@ class SharedClaim:
     def _beat(self) -> None:
         while not self._leaving.wait(BEAT_SECONDS):
             with suppress(OSError):  # the disk is away: `check` says so in time
+                if time.monotonic() - self._renewed_at > self._lost_after:
+                    return  # others may have taken it, and a file's number is given again
                 if self._is_own():
                     os.utime(self._path)
                     self._renewed_at = time.monotonic()
@@ -117,7 +121,7 @@ class SharedClaim:
         began, first = time.monotonic(), None
         while True:
             try:
-                holder, seen = records.read(self._path, Holder), self._path.lstat()
+                holder, seen = records.read(self._path, Holder, remedy=_REMEDY), self._path.lstat()
             except FileRefusedError:
                 if os.path.lexists(self._path):
                     raise

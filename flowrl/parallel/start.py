@@ -14,6 +14,7 @@ from flowrl.config import ENGINES, LaunchConfig, PPOConfig, ScheduleConfig
 from flowrl.errors import ConfigError, classify_io_error, format_error
 from flowrl.games.base import check_extra, find_game
 from flowrl.launchers import sandbox
+from flowrl.launchers.claims import claim_of
 from flowrl.launchers.gpus import Device, check_devices, slots, visible_devices
 from flowrl.launchers.launcher import Launcher
 from flowrl.launchers.local import LocalLauncher
@@ -21,6 +22,7 @@ from flowrl.launchers.ray import RayLauncher
 from flowrl.launchers.slurm import SlurmLauncher
 from flowrl.launchers.tmux import TmuxLauncher
 from flowrl.parallel.scheduler import SkillScheduler
+from flowrl.parallel.training_setup import live_runs
 from flowrl.paths import GraphPaths
 
 CUDA_PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
@@ -95,13 +97,24 @@ def open_scheduler(
     *,
     devices: Mapping[str, int],
 ) -> SkillScheduler:
-    """The scheduler of a graph or a sweep, with the launcher of `--launcher`."""
+    """The scheduler of a graph or a sweep, with the launcher of `--launcher`.
+
+    ConfigError: a run is another engine's job, of which that launcher could not know the end.
+    """
+    for run_paths in live_runs(graph_paths):
+        claim = claim_of(run_paths.folder)
+        if claim is not None and claim.engine != launch.launcher:
+            raise ConfigError(
+                f"{run_paths.folder} is a job of {claim.engine}: start with --launcher "
+                f"{claim.engine} until it has ended, or remove {run_paths.engine_json} once no "
+                "process of it lives"
+            )
     return SkillScheduler(
         graph_paths,
         launcher=open_launcher(launch),
         devices=devices,
         pass_env=launch.pass_env,
-        shared_folder=launch.shared_folder,
+        shared_folder=launch.shared_folder or launch.launcher in ENGINES,
         **configs.flags(schedule),
     )
 

@@ -22,6 +22,7 @@ from flowrl.experts.merge import MERGE_RULES, MergeRule, eval_gate
 from flowrl.experts.store import ExpertStore
 from flowrl.launchers import sandbox
 from flowrl.launchers.base import Job
+from flowrl.launchers.claims import remove_claim
 from flowrl.launchers.run_status import lock_held, request_stop
 from flowrl.measures.objectives import EPISODE_MEASURES, parse_objective
 from flowrl.parallel import comparisons
@@ -131,6 +132,7 @@ class TrainingBackend:
         except FileRefusedError as error:
             if not is_transient(error) and lock_held(run_paths.folder):
                 request_stop(run_paths.folder.resolve())
+                remove_claim(run_paths.folder)  # nobody asks an engine how such a run ended
             if run_paths.run_json.exists():
                 raise
             return None

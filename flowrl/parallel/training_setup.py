@@ -35,6 +35,7 @@ from flowrl.errors import (
 from flowrl.experts import repair
 from flowrl.experts.store import ExpertStore, refuse_misplaced
 from flowrl.games.base import COUNT, env_sizes, find_game
+from flowrl.launchers.claims import is_claimed
 from flowrl.launchers.run_status import becomes_free, lock_held
 from flowrl.paths import GraphPaths, RunPaths, printable
 from flowrl.runs import (
@@ -471,6 +472,11 @@ def clear_for_launch(run_paths: RunPaths) -> None:
 
 def _refuse_live_process(run_paths: RunPaths) -> None:
     """Raise BusyError if a process of the run in this folder still lives."""
+    if is_claimed(run_paths.folder):
+        raise BusyError(
+            f"{run_paths.engine_json}: an engine may have a process of this run; if it has none, "
+            "remove that file"
+        )
     if lock_held(run_paths.folder):
         raise BusyError(f"{run_paths.lock} is held: a process of this run lives; wait or cancel it")
 

@@ -231,7 +231,7 @@ def keep_winner(
     if outcome.best_expert is None:
         return "no point is confirmed, so no expert is kept"
     source, skill = sweep.run(outcome.best_expert), sweep.record.skill
-    run, lock = read_run(source), DaemonLock(graph_paths.daemon_lock)
+    run, lock = read_run(source), DaemonLock(graph_paths.daemon_lock, shared=None)
     lock.acquire()
     try:
         if run.run_id not in ExpertStore(graph_paths).manifest().merged:

@@ -166,7 +166,7 @@ def test_a_claimed_folder_keeps_those_out_who_do_not_know_that_it_is_shared(tmp_
 @pytest.mark.parametrize("content", [b"", b"{}", b"\xff" * 100, b'{"format": 1, "pid": "x"}'])
 def test_a_damaged_claim_is_told_and_kept(tmp_path, content):
     (tmp_path / "daemon.claim").write_bytes(content)
-    with pytest.raises(FileRefusedError, match=r"daemon\.claim"):
+    with pytest.raises(FileRefusedError, match=r"daemon\.claim.*remove it once no scheduler"):
         DaemonLock(tmp_path / "daemon.lock", shared=True).acquire()
     assert (tmp_path / "daemon.claim").read_bytes() == content
     (tmp_path / "daemon.claim").unlink()
@@ -184,6 +184,35 @@ def test_a_network_disk_names_the_flag(tmp_path, monkeypatch):
     lock = DaemonLock(tmp_path / "daemon.lock", shared=True)
     lock.acquire()
     lock.release()
+    repair = DaemonLock(tmp_path / "daemon.lock", shared=None)  # has no such flag
+    repair.acquire()
+    assert (tmp_path / "daemon.claim").exists()
+    repair.release()
+
+
+def test_a_claim_that_is_taken_again_is_renewed(tmp_path, monkeypatch):
+    monkeypatch.setattr(shared_claim, "BEAT_SECONDS", 0.05)
+    claim = SharedClaim(tmp_path / "daemon.claim")
+    claim.acquire()
+    claim.release()
+    claim.acquire()
+    first = (tmp_path / "daemon.claim").stat().st_mtime_ns
+    until(lambda: (tmp_path / "daemon.claim").stat().st_mtime_ns > first)
+    claim.release()
+
+
+def test_a_holder_that_was_away_too_long_renews_nothing(tmp_path, monkeypatch):
+    """The number of its file may be that of another's claim by then."""
+    monkeypatch.setattr(shared_claim, "BEAT_SECONDS", 0.2)
+    path = tmp_path / "daemon.claim"
+    claim = SharedClaim(path, lost_after=0.1)
+    claim.acquire()
+    first = path.stat().st_mtime_ns
+    time.sleep(0.5)
+    assert path.stat().st_mtime_ns == first
+    with pytest.raises(BusyError, match="could not renew it"):
+        claim.check()
+    claim.release()
 
 
 def _child_of(pid: int) -> int | None:

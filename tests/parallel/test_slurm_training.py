@@ -81,7 +81,7 @@ def test_status_tells_what_a_queued_run_waits_for_and_attach_what_shows_it(machi
         *("--chdir=/", "--wrap=sleep 600"),
     ).strip()
     until(lambda: machines.idle() == 0)
-    daemon = train(tmp_path, "graph", "--launcher=slurm", "--stall_timeout=1", env=env)
+    daemon = train(tmp_path, "graph", "--launcher=slurm", "--stall_timeout=20", env=env)
 
     def shown() -> str:
         words = (sys.executable, "-m", "flowrl", "status", "graph", "--json")
@@ -90,7 +90,7 @@ def test_status_tells_what_a_queued_run_waits_for_and_attach_what_shows_it(machi
         return next((row["waits"] for row in rows if "Slurm" in row["waits"]), "")
 
     assert until(shown) in ("Slurm: Resources", "Slurm: Priority", "Slurm: None")
-    time.sleep(3)  # longer than --stall_timeout: a queue is no silence
+    time.sleep(23)  # longer than --stall_timeout: a queue is no silence
     words = (sys.executable, "-m", "flowrl", "attach", "graph", "Pick Berry")
     done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 1

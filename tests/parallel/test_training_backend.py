@@ -6,7 +6,9 @@ import pytest
 
 from flowrl import config
 from flowrl.config import BottomUpConfig
-from flowrl.launchers import sandbox
+from flowrl.errors import BusyError, ConfigError, FileRefusedError
+from flowrl.launchers import claims, sandbox
+from flowrl.parallel import start
 from flowrl.parallel.events import RunRequest
 from flowrl.parallel.training_backend import TrainingBackend
 from flowrl.paths import GraphPaths
@@ -43,3 +45,32 @@ def test_a_start_with_other_flags_says_with_which_a_run_goes_on(
     warnings = [record.getMessage() for record in caplog.records]
     assert len(warnings) == bool(said)
     assert all(text in warnings[0] for text in said)
+
+
+def test_a_damaged_run_of_an_engine_does_not_keep_its_skill_from_being_trained(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(sandbox, "problem_of", lambda _: None)
+    graph_paths = GraphPaths(tmp_path)
+    backend = TrainingBackend(graph_paths, config.parse(BottomUpConfig, []), GRAPH)
+    job = backend.prepare(RunRequest(skill=WOOD, expert=0, attempt=1))
+    claims.write_claim(job.folder, claims.Claim(run_id=job.run_id, launch="x", engine="slurm"))
+    with pytest.raises(BusyError, match=r"engine\.json: an engine may have .* remove that file"):
+        backend.prepare(RunRequest(skill=WOOD, expert=0, attempt=2))
+    (job.folder / "run.json").write_text("{")
+    with pytest.raises(FileRefusedError):
+        backend.reopen(RunRequest(skill=WOOD, expert=0, attempt=1, run_id=job.run_id))
+    assert not claims.is_claimed(job.folder)  # its runner ends it
+    assert backend.prepare(RunRequest(skill=WOOD, expert=0, attempt=2)).run_id != job.run_id
+
+
+def test_a_job_of_an_engine_is_left_to_that_engine(tmp_path):
+    graph_paths = GraphPaths(tmp_path)
+    folder = graph_paths.run(0, WOOD).folder
+    folder.mkdir(parents=True)
+    claims.write_claim(folder, claims.Claim(run_id="x", launch="x", engine="slurm"))
+    parsed = config.parse(BottomUpConfig, ["--launcher=local"])
+    with pytest.raises(ConfigError, match=r"is a job of slurm: start with --launcher slurm"):
+        start.open_scheduler(graph_paths, parsed.schedule, parsed.launch, devices={})
+    claims.remove_claim(folder)
+    start.open_scheduler(graph_paths, parsed.schedule, parsed.launch, devices={})

@@ -1,0 +1,187 @@
+"""What an engine's launcher makes of files, claims and silence; the engine is a list."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from flowrl.errors import BusyError
+from flowrl.launchers import claims, remote, run_status, runner
+from flowrl.launchers.base import ExitCause, Exited, Finished, Job
+from flowrl.launchers.local import LocalLauncher
+from flowrl.launchers.remote import EngineJob, EngineLauncher, UnansweredError
+from flowrl.paths import JobPaths
+from tests.launchers.conftest import SAVING, SLEEP, end_of, start_of
+
+QUEUED, LIVE = EngineJob(id="1", queued="it is full", live=True), EngineJob(id="1", live=True)
+
+
+class Engine(EngineLauncher):
+    """An engine that lists what it is told and starts nothing."""
+
+    engine = "fake"
+
+    def __init__(self, job: EngineJob | None = QUEUED, **facts: float) -> None:
+        super().__init__(**facts)
+        self.job, self.launches, self.answers = job, list[str](), True
+        self.calls, self.cancelled = 0, list[str]()
+
+    def submit(self, job: Job, launch: str) -> str:
+        if not self.answers:
+            raise UnansweredError("nobody there")
+        self.launches.append(launch)
+        return "1"
+
+    def list_jobs(self) -> Mapping[str, EngineJob]:
+        self.calls += 1
+        if not self.answers:
+            raise UnansweredError("nobody there")
+        return {launch: self.job for launch in self.launches if self.job}
+
+    def cancel(self, job: EngineJob) -> None:
+        self.cancelled.append(job.id)
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "LISTED_SECONDS", 0.0)
+    monkeypatch.setattr(remote, "_AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(remote, "_STILL_SECONDS", 0.05)
+
+
+def record_end(job: Job, code: int, **facts: object) -> None:
+    spec = {"run_id": job.run_id, **facts}
+    runner.finish(spec, str(job.folder), code=code)
+
+
+def test_a_claim_that_nobody_took_keeps_the_folder_no_longer_than_it_is_asked_for(make_job):
+    engine, job = Engine(), make_job(SLEEP)
+    engine.answers = False
+    with pytest.raises(BusyError, match="nobody there"):
+        engine.launch(job)
+    assert run_status.lock_held(job.folder)  # it may have been taken
+    engine.answers = True
+    assert engine.find(job) is None
+    assert not run_status.lock_held(job.folder)
+
+
+def test_a_run_of_this_machine_is_adopted_and_ends_as_one(make_job, local: LocalLauncher):
+    job = make_job(SAVING + SLEEP)
+    handle, engine = local.launch(job), Engine()
+    start_of(job)
+    for _ in range(3):
+        assert engine.poll(handle, job.folder) is None
+    found = engine.find(job)
+    assert found is not None
+    assert (found.engine, found.pid) == ("", handle.pid)
+    assert engine.launch(job) == found
+    engine.stop(found, job.folder)
+    outcome = end_of(engine, found, job)
+    assert isinstance(outcome, Exited)
+    assert (outcome.cause, outcome.code) == (ExitCause.STOPPED, 85)
+    assert engine.launches == []
+
+
+def test_a_recorded_end_is_found_once_its_claim_is_gone(make_job):
+    """The scheduler's state was lost before the result was merged."""
+    engine, job = Engine(), make_job(SLEEP)
+    handle = engine.launch(job)
+    (launch,) = engine.launches
+    facts = {"runner_pid": 2, "runner_start_time": "other:1", "job_pid": None, "pane": None}
+    facts |= {"job_start_time": "", "server_pid": None, "started_at": 1.0, "launch": launch}
+    start = {"format": 1, "run_id": job.run_id, **facts}
+    runner.write_record(str(job.folder), "start.json", start)
+    assert engine.find(job) == handle
+    record_end(job, 0, launch=launch)
+    assert engine.poll(handle, job.folder) == Finished(job.folder)
+    assert not claims.is_claimed(job.folder)
+    again = Engine().find(job)
+    assert again is not None
+    assert Engine().poll(again, job.folder) == Finished(job.folder)
+
+
+def test_a_queued_run_outlasts_its_engines_silence(make_job):
+    engine, job = Engine(lost_after=0.0), make_job(SLEEP)
+    handle = engine.launch(job)
+    assert engine.poll(handle, job.folder) is None
+    engine.answers = False
+    for _ in range(3):
+        assert engine.poll(handle, job.folder) is None
+        time.sleep(0.05)
+    assert engine.queued(handle) == "it is full"
+    blind = Engine(lost_after=0.0)  # a scheduler that has been started anew
+    blind.answers = False
+    assert blind.poll(handle, job.folder) is None
+    assert blind.queued(handle) == "nobody there"
+    claims.ask_to_end(job.folder)
+    outcome = blind.poll(handle, job.folder)
+    assert isinstance(outcome, Exited)
+    assert outcome.cause is ExitCause.STOPPED
+
+
+def test_a_run_that_beats_is_not_queued_whatever_an_older_list_says(make_job):
+    engine, job = Engine(), make_job(SLEEP)
+    handle = engine.launch(job)
+    assert engine.poll(handle, job.folder) is None
+    assert engine.queued(handle) == "it is full"
+    JobPaths(job.folder).beat.touch()
+    assert engine.queued(handle) == ""
+
+
+def test_a_number_that_was_given_twice_is_not_cancelled(make_job):
+    engine, job = Engine(), make_job(SLEEP)
+    handle = engine.launch(job)
+    engine.launches = ["e9.a1.other.launch"]  # job 1 is another's after the controller's crash
+    engine.stop(handle, job.folder)
+    assert engine.cancelled == []
+    assert engine.queued(handle) == ""
+
+
+def test_a_silent_engine_is_asked_once_for_many_runs(make_job, monkeypatch):
+    engine, jobs = Engine(LIVE), [make_job(SLEEP, run_id=f"e0.a{n}.x") for n in range(5)]
+    handles = [engine.launch(job) for job in jobs]
+    monkeypatch.setattr(remote, "LISTED_SECONDS", 60.0)
+    engine.answers, engine.calls, engine._listed_at = False, 0, float("-inf")
+    for job, handle in zip(jobs, handles, strict=True):
+        JobPaths(job.folder).beat.touch()
+        assert engine.poll(handle, job.folder) is None
+    assert engine.calls == 1
+
+
+def test_waiting_for_a_job_that_takes_long_to_end_rests(make_job):
+    """Its end is recorded, and the engine still cleans up after it."""
+    engine, job = Engine(LIVE), make_job(SLEEP)
+    handle = engine.launch(job)
+    record_end(job, 85, launch=engine.launches[0])
+    assert engine.poll(handle, job.folder) is None
+    began = time.monotonic()
+    assert engine.wait([handle], timeout_seconds=5.0)
+    assert 0.1 < time.monotonic() - began < 2.0
+    engine.job = replace(LIVE, live=False)
+    assert isinstance(engine.poll(handle, job.folder), Exited)
+
+
+def test_the_record_of_an_earlier_launch_does_not_end_a_later_one(make_job):
+    """Its runner's disk hung while it wrote it, and it was taken for lost meanwhile."""
+    engine, job = Engine(LIVE), make_job(SLEEP)
+    handle = engine.launch(job)
+    record_end(job, 0, launch=f"{job.run_id}.before")
+    assert engine.poll(handle, job.folder) is None
+    assert claims.is_claimed(job.folder)
+    JobPaths(job.folder).exit_json.unlink()
+    record_end(job, 0, launch=engine.launches[0])
+    assert engine.poll(handle, job.folder) == Finished(job.folder)
+
+
+def test_a_record_that_a_network_disk_hides_is_found(make_job, monkeypatch):
+    """Names that were missing stay so for up to a minute, unless this machine writes there."""
+    engine, job = Engine(LIVE), make_job(SLEEP)
+    handle, (launch,) = engine.launch(job), engine.launches
+    engine.job = replace(LIVE, live=False)
+    monkeypatch.setattr(
+        remote.storage, "try_writing", lambda folder: record_end(job, 0, launch=launch)
+    )
+    assert end_of(engine, handle, job) == Finished(job.folder)
