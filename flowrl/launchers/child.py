@@ -9,9 +9,11 @@ import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 
 _LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
+_LEAST = "19"  # the nice value of a session that yields to all others
 Child = subprocess.Popen[bytes]
 
 
@@ -31,6 +33,18 @@ def end(children: Iterable[Child], *, grace_seconds: float = 0.0) -> None:
             child.wait(grace_seconds)
         child.kill()
         child.wait()
+
+
+def run_when_idle(pid: int) -> None:
+    """Let a process, and all that it starts in its session, run only while a processor is idle.
+
+    It must lead a session of its own. The kernel shares processors out between sessions first
+    (autogroups), so that neither nice nor SCHED_IDLE alone says anything to those of trainers.
+    """
+    os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0))
+    weight = Path(f"/proc/{pid}/autogroup")
+    with suppress(OSError):  # a kernel without autogroups
+        weight.write_text(_LEAST, encoding="ascii")
 
 
 def die_with_parent(parent: int) -> None:

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from flowrl import config as configs
 from flowrl import console
@@ -74,10 +74,11 @@ def confined_run(
     parent = 0 if around else os.getpid()  # bubblewrap's own is another, and ends with this process
     words = (*around, sys.executable, "-m", __name__, str(parent))
     words += (kind.__module__, kind.__name__, fields)
-    pipe = subprocess.PIPE
+    streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    alone = os.sched_getscheduler(0) != os.SCHED_IDLE  # see child.run_when_idle
     with (
         console.progress_bar("its programs are loaded or compiled", episodes) as show,
-        subprocess.Popen(words, env=env, start_new_session=True, stdout=pipe, stderr=pipe) as child,
+        subprocess.Popen(words, env=env, start_new_session=alone, **streams) as child,
         ThreadPoolExecutor(1) as threads,
     ):
         assert child.stdout is not None

@@ -17,6 +17,7 @@ from threading import Event
 
 from flowrl.config import VideoAfter
 from flowrl.errors import FlowrlError, format_error
+from flowrl.launchers.child import run_when_idle
 from flowrl.parallel.notifying import tell_failure
 from flowrl.parallel.status import Completed, Entry
 from flowrl.paths import GraphPaths, RunPaths, printable
@@ -81,7 +82,7 @@ class Filmer:
         out, null, said = subprocess.PIPE, subprocess.DEVNULL, None
         until = time.monotonic() + _LIMIT_SECONDS
         child = subprocess.Popen(words, stdin=null, stdout=null, stderr=out, start_new_session=True)
-        os.sched_setscheduler(child.pid, os.SCHED_IDLE, os.sched_param(0))
+        run_when_idle(child.pid)
         while said is None and time.monotonic() < until and not self._leaving.is_set():
             with suppress(subprocess.TimeoutExpired):
                 _, said = child.communicate(timeout=_POLL_SECONDS)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shlex
+import subprocess
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 
 from flowrl import notices, runs
 from flowrl.errors import NameRefusedError
+from flowrl.launchers.child import run_when_idle
 from flowrl.parallel.filming import FILMING, Filmer
 from flowrl.parallel.status import Entry, Failed
 from flowrl.paths import GraphPaths, display_name
@@ -145,3 +148,19 @@ def test_a_graph_that_is_removed_meanwhile_is_not_made_again(graph_paths, progra
         filmer.skill(archived(graph_paths, "Collect Wood"))
         filmer.finish()
     assert not graph_paths.root.exists()
+
+
+def test_what_makes_films_leaves_the_processors_to_sessions_of_trainers():
+    child = subprocess.Popen(
+        [sys.executable, "-c", "import subprocess, sys; subprocess.run(['sleep', '60'])"],
+        start_new_session=True,
+    )
+    try:
+        run_when_idle(child.pid)
+        assert os.sched_getscheduler(child.pid) == os.SCHED_IDLE
+        path = Path(f"/proc/{child.pid}/autogroup")
+        if path.exists():
+            assert path.read_text().endswith("nice 19\n")
+    finally:
+        child.kill()
+        child.wait()
