@@ -1,0 +1,138 @@
+"""The price of being watched, paid by trainers: `bench_watching.py GRAPH SKILL`.
+
+GRAPH trains meanwhile (`flowrl train GRAPH …` in another terminal), and SKILL is one of its
+completed skills. Page and films are stopped and continued every few seconds, in random order, and
+the frames that all trainers make in between are compared with those of the nearest time without
+either. So a machine that changes its speed from minute to minute changes both sides.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+from benchmarking import Row, arguments, report
+
+from flowrl.launchers.child import run_when_idle
+from flowrl.parallel.training_setup import live_runs
+from flowrl.paths import GraphPaths
+from flowrl.runs import read_progress
+
+_BROWSER = """
+import sys, time
+from playwright.sync_api import sync_playwright
+with sync_playwright() as driver:
+    flags = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+    page = driver.chromium.launch(executable_path=sys.argv[1], args=flags).new_page()
+    page.goto(sys.argv[2])
+    time.sleep(1e6)
+"""
+_FILMS = """
+import subprocess, sys
+while True:
+    subprocess.run([sys.executable, "-m", "flowrl.cli", "play", *sys.argv[1:]], capture_output=True)
+"""
+_SETTLE_SECONDS, _MEASURED_SECONDS = 2.0, 8.0
+
+
+def main() -> int:
+    """Measure and report."""
+    parser = arguments(__doc__)
+    parser.add_argument("graph", type=Path)
+    parser.add_argument("skill")
+    args = parser.parse_args()
+    graph_paths = GraphPaths(args.graph)
+    with tempfile.TemporaryDirectory() as folder:
+        watchers = started(graph_paths, args.skill, Path(folder))
+        try:
+            found = measured(graph_paths, watchers, rounds=3 if args.small else 10)
+        finally:
+            for processes in watchers.values():
+                for process in processes:
+                    send(process, signal.SIGKILL)
+    bare = found.pop("none")
+    rows = []
+    for name, rates in found.items():
+        ratios = sorted(rate / other for rate, other in zip(rates, bare, strict=True) if other)
+        spread = f"{ratios[len(ratios) // 4]:.2f} to {ratios[3 * len(ratios) // 4]:.2f}"
+        what = f"trainers' steps/s with {name}, against none ({spread})"
+        middle = statistics.median(ratios)
+        ours, baseline = statistics.median(rates), statistics.median(bare)
+        rows.append(Row(case=what, ours=ours, baseline=baseline, unit="steps/s", ratio=middle))
+    report("watching", rows, args.json)
+    return 0
+
+
+def started(
+    graph_paths: GraphPaths, skill: str, folder: Path
+) -> dict[str, list[subprocess.Popen[str]]]:
+    """What watches, by name: a server with a page open in Chromium, and one film after another."""
+    own = {"text": True, "start_new_session": True}
+    words = [sys.executable, "-m", "flowrl.cli", "serve", str(graph_paths.root), "--port=0"]
+    server = subprocess.Popen(words, stdout=subprocess.PIPE, **own)
+    assert server.stdout is not None
+    address = server.stdout.readline().split()[0]
+    chromium = shutil.which("chromium") or "chromium"
+    browser = subprocess.Popen([sys.executable, "-c", _BROWSER, chromium, address], **own)
+    film = [str(graph_paths.root), f"--skill={skill}", "--episodes=2", f"-o={folder / 'x.mp4'}"]
+    films = subprocess.Popen([sys.executable, "-c", _FILMS, *film], **own)
+    run_when_idle(films.pid)
+    time.sleep(20)  # until both are at work
+    return {"page": [server, browser], "films": [films]}
+
+
+def measured(
+    graph_paths: GraphPaths, watchers: dict[str, list[subprocess.Popen[str]]], *, rounds: int
+) -> dict[str, list[float]]:
+    """Frames per second of all trainers, by who watches; one figure a round."""
+    states = {"none": [], "page": ["page"], "films": ["films"], "page and films": ["page", "films"]}
+    found: dict[str, list[float]] = {name: [] for name in states}
+    while len(found["none"]) < rounds:
+        rates, runs = {}, running(graph_paths)
+        for name in random.sample(list(states), len(states)):
+            for watcher, processes in watchers.items():
+                for process in processes:
+                    send(process, signal.SIGCONT if watcher in states[name] else signal.SIGSTOP)
+            time.sleep(_SETTLE_SECONDS)
+            before, began = frames(graph_paths), time.monotonic()
+            time.sleep(_MEASURED_SECONDS)
+            rates[name] = (frames(graph_paths) - before) / (time.monotonic() - began)
+        if runs and runs == running(graph_paths):  # else a run has ended or begun meanwhile
+            for name, rate in rates.items():
+                found[name].append(rate)
+            print({name: round(rate) for name, rate in rates.items()}, flush=True)
+    return found
+
+
+def running(graph_paths: GraphPaths) -> set[Path]:
+    """The folders of the runs that train."""
+    return {run.folder for run in live_runs(graph_paths) if run.progress.exists()}
+
+
+def frames(graph_paths: GraphPaths) -> int:
+    """The frames of all runs that train."""
+    found = [read_progress(run) for run in live_runs(graph_paths)]
+    return sum(progress.frames for progress in found if progress)
+
+
+def send(process: subprocess.Popen[str], number: signal.Signals) -> None:
+    """Send a signal to a process and all that it has started."""
+    with suppress(psutil.Error):
+        own = psutil.Process(process.pid)
+        for one in (own, *own.children(recursive=True)):
+            with suppress(psutil.Error, ProcessLookupError):
+                os.kill(one.pid, number)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
