@@ -20,7 +20,9 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
+from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
+from itertools import filterfalse
 from pathlib import Path
 from typing import Any
 
@@ -71,10 +73,7 @@ class SchedulerState:
 
         A skill that waits for another has, at the end of that chain, one ready or active.
         """
-        return not any(
-            isinstance(entry.status, Active) or _is_ready(entry, self.entries)
-            for entry in self.entries.values()
-        )
+        return not (self.active() or ready_entries(self.entries))
 
     @property
     def complete(self) -> bool:
@@ -152,14 +151,22 @@ class StateBuilder:
         """Block or unblock the skills that need this one, and those that need them."""
         stack = [skill]
         while stack:
-            need = stack.pop()
-            for item in tuple(self.entries.values()):
-                if need in item.needs and self._write(item):
-                    stack.append(item.skill)
+            dependants = self._dependants.get(stack.pop(), ())
+            stack += [name for name in dependants if self._write(self.entries[name])]
+
+    @cached_property
+    def _dependants(self) -> dict[str, list[str]]:
+        """The skills that need each skill, in order of insertion."""
+        found: dict[str, list[str]] = {}
+        for entry in self.entries.values():
+            for need in entry.needs:
+                found.setdefault(need, []).append(entry.skill)
+        return found
 
     def add(self, skills: Sequence[Entry]) -> None:
         """Add skills, all of them or none; raises as `check_new_skills` does."""
         order = check_new_skills(skills, self.entries)
+        vars(self).pop("_dependants", None)
         for item in skills:
             self.entries[item.skill] = item
             if item.expert is not None:
@@ -213,15 +220,19 @@ def active_entries(entries: Mapping[str, Entry]) -> list[Entry]:
 
 def ready_entries(entries: Mapping[str, Entry]) -> list[Entry]:
     """The entries that only lack a slot or wait for a time, in order of rank."""
-    return sorted((e for e in entries.values() if _is_ready(e, entries)), key=_rank)
+    completed = _completed(entries)
+    return sorted((e for e in entries.values() if _is_ready(e, completed)), key=_rank)
 
 
-def _is_ready(entry: Entry, entries: Mapping[str, Entry]) -> bool:
+def _completed(entries: Mapping[str, Entry]) -> set[str]:
+    return {name for name, entry in entries.items() if isinstance(entry.status, Completed)}
+
+
+def _is_ready(entry: Entry, completed: set[str]) -> bool:
     """Return whether nothing but a slot or the clock keeps this skill from starting or going on."""
     status = entry.status
     return isinstance(status, Waiting) and (
-        status.run_id is not None
-        or all(isinstance(entries[need].status, Completed) for need in entry.needs)
+        status.run_id is not None or completed.issuperset(entry.needs)
     )
 
 
@@ -315,13 +326,14 @@ class StateFile:
         """Return the file's content; the line of an unchanged entry is used again."""
         first = _DUMP({"next_expert": state.next_expert, "stop_mode": state.stop_mode})[1:-1]
         responses = _BETWEEN.join(_DUMP(records.to_json(one)).encode() for one in state.responses)
-        lines = _BETWEEN.join(self._line(state, entry) for entry in state.entries.values())
+        completed = _completed(state.entries)
+        lines = _BETWEEN.join(self._line(entry, completed) for entry in state.entries.values())
         parts = (first.encode(), responses, lines)
         rest = b'%s,"requests": [\n%s\n],"skills": [\n%s\n]}\n' % parts
         return b'{"format": %d, "crc32": "%08x",\n%s' % (_FORMAT, zlib.crc32(rest), rest)
 
-    def _line(self, state: SchedulerState, entry: Entry) -> bytes:
-        waits_for = state.waits_for(entry.skill)
+    def _line(self, entry: Entry, completed: set[str]) -> bytes:
+        waits_for = tuple(filterfalse(completed.__contains__, entry.needs))
         known = self._lines.get(entry.skill)
         if known is not None and known[0] is entry and known[1] == waits_for:
             return known[2]

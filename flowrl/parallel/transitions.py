@@ -9,7 +9,7 @@ commands that came with it, and reports their results as events.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from operator import itemgetter
@@ -98,22 +98,24 @@ class Transition:
 
     def start_due(self, *, launching: bool) -> None:
         """Order the merges whose time has come, and give free slots to ready skills."""
-        for entry in active_entries(self.builder.entries):
+        active = active_entries(self.builder.entries)
+        near = False  # a merge that is under way may make skills ready that rank first
+        for entry in active:
             status = entry.status
             due = status.not_before if isinstance(status, Merging) else None
             if due and self._context.reached(due):
                 self._set_status(entry, replace(status, not_before=None, why=""))
                 self.commands.append(events.Merge(self._request(entry.skill)))
-        statuses = (entry.status for entry in self.builder.entries.values())
-        # A merge that is under way may make skills ready that rank first.
-        near = any(isinstance(s, Merging) and s.not_before is None for s in statuses)
+                due = None
+            near = near or (isinstance(status, Merging) and due is None)
         if launching and not near and self.builder.stop_mode is StopMode.NONE:
-            self._fill_slots()
+            self._fill_slots(active)
 
-    def _fill_slots(self) -> None:
+    def _fill_slots(self, active: Sequence[Entry]) -> None:
         """Start ready skills; for those that find no slot, ask long runs to give theirs."""
-        active = active_entries(self.builder.entries)
         slots, without = Slots(self._context, active), 0
+        if slots.full and not self._context.schedule.slot_minutes:
+            return
         for entry in ready_entries(self.builder.entries):
             status = entry.status
             assert isinstance(status, Waiting)
@@ -453,10 +455,17 @@ class Slots:
             if isinstance(entry.status, Slotted):
                 self._occupy(entry.status.devices, alone=entry.status.alone)
 
+    @property
+    def full(self) -> bool:
+        """True if no further run may start, whatever devices are free."""
+        return self._runs_left <= 0
+
     def take(self, *, alone: bool) -> tuple[str, ...] | None:
         """Occupy and return the devices with most slots free; None if the run does not fit."""
+        if self.full:
+            return None
         free = [n for n, most in self._most.items() if self._load[n] < (1 if alone else most)]
-        if self._runs_left <= 0 or len(free) < self._wanted:
+        if len(free) < self._wanted:
             return None
         least = sorted(free, key=lambda name: self._load[name] / self._most[name])[: self._wanted]
         devices = tuple(name for name in self._most if name in least)
