@@ -92,9 +92,11 @@ class EngineLauncher(Launcher):
         lease = {"launch": launch, "lost_after": self.lost_after}
         run_status.prepare(job, grace_seconds=self.grace_seconds, **lease)
         claims.write_claim(job.folder, Claim(run_id=job.run_id, launch=launch, engine=self.engine))
-        self._listed_at = float("-inf")
         try:
             return self._start(job)
+        except UnansweredError:
+            self._listed_at = float("-inf")  # a list from before does not say whether it was taken
+            raise
         except LaunchError:
             claims.remove_claim(job.folder)
             run_status.withdraw(job)
@@ -211,7 +213,7 @@ class EngineLauncher(Launcher):
         folders = [self._folders[one.run_id] for one in handles if one.run_id in self._folders]
         while (left := until - time.monotonic()) > 0:
             time.sleep(min(left, _LOOK_SECONDS))  # first: the engine may not say yet that one ended
-            if any(JobPaths(folder).exit_json.exists() for folder in folders):
+            if any(_is_written(JobPaths(folder).exit_json) for folder in folders):
                 return True
         return False
 
@@ -250,6 +252,14 @@ class EngineLauncher(Launcher):
             self._beats[claim.run_id] = (beat, now)
             return False
         return now - since > seconds
+
+
+def _is_written(record: Path) -> bool:
+    """Return whether a record is there; a sandbox keeps its place by an empty file."""
+    try:
+        return record.stat().st_size > 0
+    except FileNotFoundError:
+        return False
 
 
 def runner_line(job: Job, launch: str) -> str:

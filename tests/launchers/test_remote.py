@@ -185,3 +185,24 @@ def test_a_record_that_a_network_disk_hides_is_found(make_job, monkeypatch):
         remote.storage, "try_writing", lambda folder: record_end(job, 0, launch=launch)
     )
     assert end_of(engine, handle, job) == Finished(job.folder)
+
+
+def test_an_empty_record_that_a_sandbox_has_made_ends_no_wait(make_job):
+    engine, job = Engine(LIVE), make_job(SLEEP)
+    handle = engine.launch(job)
+    assert engine.poll(handle, job.folder) is None
+    record = JobPaths(job.folder).exit_json
+    record.touch()
+    assert not engine.wait([handle], timeout_seconds=0.6)
+    record.write_text("{}")
+    assert engine.wait([handle], timeout_seconds=60.0)
+
+
+def test_launches_do_not_make_the_engine_list_its_jobs_again(make_job, monkeypatch):
+    monkeypatch.setattr(remote, "LISTED_SECONDS", 60.0)
+    engine, handles = Engine(LIVE), []
+    for number in range(3):
+        job = make_job("", name=f"job_{number}")
+        handles.append((engine.launch(job), job))
+        assert [engine.poll(handle, one.folder) for handle, one in handles] == [None] * (number + 1)
+    assert engine.calls == 1
