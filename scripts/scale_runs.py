@@ -50,6 +50,7 @@ KINDS = {
 }
 CALL = re.compile(r"(\w+)\((.*)", re.DOTALL)
 CHILD = re.compile(r"^(?:clone3?|v?fork)\(.*= (\d+)(?:<.*>)?$")
+HERE = re.compile(r'AT_FDCWD<[^>]*>(?=, "/)')  # a working folder that an absolute path ignores
 SKILLS = 12
 
 
@@ -100,7 +101,8 @@ def counted(traces: Path, graph: str) -> Counter[tuple[str, str]]:
     roles = roles_of(texts)
     found: Counter[tuple[str, str]] = Counter()
     for thread, text in texts.items():
-        calls = (CALL.match(line) for line in text.splitlines() if "AT_EMPTY_PATH" not in line)
+        lines = (HERE.sub("", line) for line in text.splitlines() if "AT_EMPTY_PATH" not in line)
+        calls = (CALL.match(line) for line in lines)
         of_graph = [call[1] for call in calls if call and graph in call[2]]
         for kind, names in KINDS.items():
             found[roles[thread], kind] += sum(name in names for name in of_graph)
