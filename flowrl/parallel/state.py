@@ -408,6 +408,9 @@ def _line_of(entry: Entry, waits_for: tuple[str, ...]) -> dict[str, Any]:
         value = getattr(status if hasattr(status, item.name) else entry, item.name)
         if item.name != "status" and (item.name in line or value != item.default):
             line[item.name] = records.to_json(value)
+    if isinstance(status, Running) and status.handle and not status.handle.engine:
+        for name in ("engine", "engine_id"):  # an older flowrl does not know them
+            del line["handle"][name]
     return line
 
 
