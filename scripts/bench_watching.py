@@ -19,6 +19,7 @@ import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 from benchmarking import Row, arguments, report
@@ -77,7 +78,7 @@ def started(
     graph_paths: GraphPaths, skill: str, folder: Path
 ) -> dict[str, list[subprocess.Popen[str]]]:
     """What watches, by name: a server with a page open in Chromium, and one film after another."""
-    own = {"text": True, "start_new_session": True}
+    own: dict[str, Any] = {"text": True, "start_new_session": True}
     words = [sys.executable, "-m", "flowrl.cli", "serve", str(graph_paths.root), "--port=0"]
     server = subprocess.Popen(words, stdout=subprocess.PIPE, **own)
     assert server.stdout is not None
