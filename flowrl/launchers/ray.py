@@ -114,6 +114,8 @@ class RayLauncher(EngineLauncher):
         """Ask for all jobs that the cluster knows."""
         try:
             rows = self._call("GET", "/api/jobs/")
+            if not isinstance(rows, list):
+                raise TypeError(f"{rows!r:.80} is no list of jobs")
             return {row["submission_id"]: _engine_job(row) for row in rows if row["submission_id"]}
         except (urllib.error.HTTPError, ValueError, KeyError, TypeError) as error:
             raise UnansweredError(f"{self._address} is no job server of Ray: {error}") from error
