@@ -16,7 +16,8 @@ from flowrl.errors import FileRefusedError
 from flowrl.paths import JobPaths
 from flowrl.storage import records
 
-BEAT_SECONDS = 5.0  # between two beats of a runner
+BEAT_SECONDS = 5.0  # between two beats; runner.py, which imports nothing of ours, has it, too
+LOST_SECONDS = 120.0  # without a beat, until a run or a scheduler is taken for lost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

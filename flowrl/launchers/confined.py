@@ -1,7 +1,6 @@
 """A protocol for work that runs skill code: in a process of its own, confined like a trainer.
 
-`python -m flowrl.launchers.confined PARENT MODULE CLASS FIELDS`, with the fields of a dataclass in
-JSON.
+`python -m flowrl.launchers.confined PARENT MODULE CLASS FIELDS`, with a dataclass's fields in JSON.
 `flowrl evaluate`, `play`, `judge` and `sweep` let experts play by it.
 """
 

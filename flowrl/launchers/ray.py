@@ -18,8 +18,8 @@ from typing import Any
 
 from flowrl.errors import ConfigError, LaunchError
 from flowrl.launchers.base import ExitCause, Job
+from flowrl.launchers.claims import LOST_SECONDS
 from flowrl.launchers.remote import (
-    LOST_SECONDS,
     SAVE_SECONDS,
     EngineJob,
     EngineLauncher,
@@ -44,9 +44,9 @@ def checked_resources(words: Sequence[str]) -> dict[str, Any]:
     for word in words:
         match = _RESOURCE.fullmatch(word)
         if match is None or match[1] == "CPU":
-            remedy = "--cpus_per_run says the CPUs" if word.startswith("CPU=") else ""
             raise ConfigError(
-                f"--ray_resources {word!r:.80}: give NAME=NUMBER, e.g. GPU=1 memory=8G; {remedy}"
+                f"--ray_resources {word!r:.80}: give NAME=NUMBER, e.g. GPU=1 memory=8G; "
+                "--cpus_per_run says the CPUs"
             )
         number = float(match[2]) * 10 ** _POWERS[match[3]]
         if match[1] == "GPU":
@@ -129,11 +129,11 @@ class RayLauncher(EngineLauncher):
         """Return the answer, decoded; UnansweredError without one, HTTPError for a refusal."""
         body = None if fields is None else json.dumps(fields).encode()
         headers = {"Content-Type": "application/json"}
-        if token := os.environ.get(_TOKEN):
-            headers["Authorization"] = f"Bearer {token}"
         request = urllib.request.Request(  # noqa: S310 — http or https, as checked
             self._address + path, method=method, data=body, headers=headers
         )
+        if token := os.environ.get(_TOKEN):
+            request.add_unredirected_header("Authorization", f"Bearer {token}")
         try:
             with urllib.request.urlopen(request, timeout=_CALL_SECONDS) as answer:  # noqa: S310
                 return json.loads(answer.read(_MOST_BYTES))

@@ -23,12 +23,11 @@ from flowrl import storage
 from flowrl.errors import BusyError, LaunchError
 from flowrl.launchers import claims, run_status
 from flowrl.launchers.base import ExitCause, Exited, Handle, Job, Lost, Outcome
-from flowrl.launchers.claims import BEAT_SECONDS, Claim
+from flowrl.launchers.claims import BEAT_SECONDS, LOST_SECONDS, Claim
 from flowrl.launchers.launcher import Launcher
 from flowrl.launchers.run_status import LOG_WRITER, RUNNER
 from flowrl.paths import JobPaths
 
-LOST_SECONDS = 120.0
 SAVE_SECONDS = 20.0  # for a run that is asked to end: engines kill after 30
 LISTED_SECONDS = 10.0  # for which one answer of the engine about all its jobs is used
 _STILL_SECONDS = 2 * BEAT_SECONDS  # without a beat, of a run that has ended by its engine's word
@@ -105,12 +104,8 @@ class EngineLauncher(Launcher):
     def _start(self, job: Job) -> Handle:
         claim = claims.claim_of(job.folder, job.run_id)
         assert claim is not None
-        storage.fault_point("engine.claimed")
-        engine_id = self.submit(job, claim.launch)
-        storage.fault_point("engine.submitted")
-        return self._handle(
-            job, claims.write_claim(job.folder, replace(claim, engine_id=engine_id))
-        )
+        claim = replace(claim, engine_id=self.submit(job, claim.launch))
+        return self._handle(job, claims.write_claim(job.folder, claim))
 
     def find(self, job: Job) -> Handle | None:
         """Return the run that the engine has; None if it was never submitted.

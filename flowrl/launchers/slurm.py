@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 
 from flowrl.errors import ConfigError, LaunchError
 from flowrl.launchers.base import ExitCause, Job
+from flowrl.launchers.claims import LOST_SECONDS
 from flowrl.launchers.remote import (
-    LOST_SECONDS,
     SAVE_SECONDS,
     EngineJob,
     EngineLauncher,

@@ -19,11 +19,10 @@ from threading import Event, Thread
 from flowrl import storage
 from flowrl.errors import BusyError, FileRefusedError
 from flowrl.launchers import process
-from flowrl.launchers.claims import BEAT_SECONDS
+from flowrl.launchers.claims import BEAT_SECONDS, LOST_SECONDS
 from flowrl.storage import records
 
 logger = logging.getLogger(__name__)
-LOST_SECONDS = 120.0
 _LOOK_SECONDS = 0.5
 _REMEDY = "remove it once no scheduler is at work in this folder"
 
