@@ -46,6 +46,7 @@ class EngineJob:
     id: str
     queued: str = ""  # why it has not started, in the engine's words
     live: bool = False
+    host: str = ""  # where it was started, if it was and the engine says so
     cause: ExitCause | None = None  # None, too, if the engine only says that it has ended
     detail: str = ""
 
@@ -179,7 +180,7 @@ class EngineLauncher(Launcher):
         if claim.stop:
             return recorded or Exited(cause=ExitCause.STOPPED, detail="stopped on request")
         by_hand = job is not None and job.cause is ExitCause.SESSION_KILLED
-        if job is not None and by_hand and not (recorded or unstarted):
+        if job is not None and by_hand and not recorded and (job.host or not unstarted):
             return Lost(job.detail)  # a runner records that; a confused engine says the same
         if job is not None and job.cause is not None:
             code = recorded.code if isinstance(recorded, Exited) else None

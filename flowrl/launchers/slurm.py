@@ -122,11 +122,11 @@ class SlurmLauncher(EngineLauncher):
 
     def list_jobs(self) -> Mapping[str, EngineJob]:
         """Ask squeue for all jobs of this user that it still knows."""
-        done = _call("squeue", "--me", "--noheader", "--states=all", "--format=%i|%k|%T|%r")
+        done = _call("squeue", "--me", "--noheader", "--states=all", "--format=%i|%k|%T|%N|%r")
         if done.returncode:
             raise UnansweredError(f"squeue fails: {_reason(done)}")
-        rows = (line.split("|", 3) for line in done.stdout.splitlines() if line.count("|") >= 3)
-        return {launch: _engine_job(number, state, why) for number, launch, state, why in rows}
+        rows = (line.split("|", 4) for line in done.stdout.splitlines() if line.count("|") >= 4)
+        return {row[1]: _engine_job(row[0], *row[2:]) for row in rows}
 
     def cancel(self, job: EngineJob) -> None:
         """Cancel a job that is queued; the runner of one that runs gets SIGTERM and saves."""
@@ -134,11 +134,12 @@ class SlurmLauncher(EngineLauncher):
         _call("scancel", "--quiet", "--batch", "--signal=TERM", "--state=RUNNING", job.id)
 
 
-def _engine_job(number: str, state: str, why: str) -> EngineJob:
+def _engine_job(number: str, state: str, host: str, why: str) -> EngineJob:
     return EngineJob(
         id=number,
         queued=f"Slurm: {why}" if state in _QUEUED else "",
         live=state in _LIVE,
+        host=host,
         cause=_CAUSES.get(state),
         detail=f"{_WORDS.get(state, 'it left no record')} (job {number}, {state})",
     )

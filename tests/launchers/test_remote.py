@@ -10,7 +10,7 @@ import pytest
 
 from flowrl.errors import BusyError
 from flowrl.launchers import claims, remote, run_status, runner
-from flowrl.launchers.base import ExitCause, Exited, Finished, Job
+from flowrl.launchers.base import ExitCause, Exited, Finished, Job, Lost
 from flowrl.launchers.local import LocalLauncher
 from flowrl.launchers.remote import EngineJob, EngineLauncher, UnansweredError
 from flowrl.paths import JobPaths
@@ -206,3 +206,14 @@ def test_launches_do_not_make_the_engine_list_its_jobs_again(make_job, monkeypat
         handles.append((engine.launch(job), job))
         assert [engine.poll(handle, one.folder) for handle, one in handles] == [None] * (number + 1)
     assert engine.calls == 1
+
+
+@pytest.mark.parametrize(("host", "ended"), [("", Exited), ("n1", Lost)])
+def test_only_a_job_that_no_host_was_given_is_cancelled_by_hand_without_a_record(
+    make_job, host, ended
+):
+    """A controller that has lost its state calls jobs cancelled whose runner was just starting."""
+    engine, job = Engine(), make_job(SLEEP)
+    handle = engine.launch(job)
+    engine.job = EngineJob(id="1", host=host, cause=ExitCause.SESSION_KILLED, detail="cancelled")
+    assert isinstance(end_of(engine, handle, job), ended)

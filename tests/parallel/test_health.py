@@ -117,8 +117,9 @@ def test_a_daemon_that_is_started_on_a_full_disk_waits_for_room(small_disk):
 
 
 def test_a_notice_of_a_pause_goes_with_its_daemon_or_at_the_next_start(start, world):
+    graph_paths = start("A").graph_paths
+    notices.publish(graph_paths, "paused", "paused (disk): of a daemon that was killed")
     scheduler = start()
-    notices.publish(scheduler.graph_paths, "paused", "paused (disk): of a daemon that was killed")
     scheduler.tick()
     assert notices.read(scheduler.graph_paths) == {}
     scheduler.disk._pause("disk", "it is full")
@@ -224,6 +225,8 @@ def test_a_trainer_is_not_blamed_for_a_silence_that_a_full_disk_has_made(start, 
 def test_a_run_in_the_queue_of_an_engine_is_neither_silent_nor_late(start, world):
     scheduler = start("A", stall_timeout=1e-9, run_timeout=1e-9)
     world.queue = "Slurm: Priority"
+    scheduler.tick()
+    world.of("A").job.folder.mkdir(parents=True)
     for _ in range(5):
         scheduler.tick()
     assert not status(scheduler, "A").stop_reason
