@@ -1,0 +1,55 @@
+"""Wait near the plant until it is ripe, 600 timesteps after it was placed, and eat it."""
+
+name = "Eat Plant"
+requirements = {"home": "1", "night_spent": "1", "fed": "1"}
+consumption = {}
+gain = {"ate_plant": "1"}
+like = "Spend Night"
+max_steps = 600
+training = {"total_timesteps": 3_000_000}
+
+
+def _spread(cells, free):
+    across = jnp.logical_or(jnp.roll(cells, 1, 1), jnp.roll(cells, -1, 1))
+    along = jnp.logical_or(jnp.roll(cells, 1, 0), jnp.roll(cells, -1, 0))
+    return jnp.logical_or(cells, jnp.logical_and(free, jnp.logical_or(across, along)))
+
+
+def _is_shelter(local_map):
+    """Whether the player stands in at most three joined open cells."""
+    grass = local_map == BlockType.GRASS.value
+    sand = local_map == BlockType.SAND.value
+    path = local_map == BlockType.PATH.value
+    free = jnp.logical_or(jnp.logical_or(grass, sand), path)
+    cells = jnp.zeros_like(free).at[3, 4].set(True)
+    cells = _spread(_spread(_spread(cells, free), free), free)
+    return 1.0 * (jnp.sum(cells) <= 3)
+
+
+def task_is_done(achievements):
+    return achievements[Achievement.EAT_PLANT.value] > 0
+
+
+def task_reward(
+    achievements_diff,
+    player_intrinsics_diff,
+    local_map,
+    closest_blocks,
+    closest_blocks_prev,
+    damage_dealt,
+):
+    plant = jnp.sum(jnp.abs(closest_blocks[BlockType.PLANT.value, :, 0]))
+    plant_before = jnp.sum(jnp.abs(closest_blocks_prev[BlockType.PLANT.value, :, 0]))
+    to_plant = jnp.minimum(plant_before, 8) - jnp.minimum(plant, 8)
+    ripe = jnp.sum(jnp.abs(closest_blocks[BlockType.RIPE_PLANT.value, :, 0]))
+    ripe_before = jnp.sum(jnp.abs(closest_blocks_prev[BlockType.RIPE_PLANT.value, :, 0]))
+    to_ripe = jnp.minimum(ripe_before, 8) - jnp.minimum(ripe, 8)
+    # What ripens in this timestep was not lost sight of, nor is it nearer than before.
+    ripens = jnp.logical_and(ripe <= 8, ripe_before > 8)
+    ways = jnp.where(ripens, 0.0, 0.05 * (ripe_before > 8) * to_plant + 0.1 * to_ripe)
+    ate = jnp.maximum(player_intrinsics_diff[1], 0)
+    drank = jnp.maximum(player_intrinsics_diff[2], 0)
+    needs = 0.1 * (player_intrinsics_diff[0] + ate + drank) + 0.05 * player_intrinsics_diff[3]
+    waits = 0.02 * (ripe > 8) * _is_shelter(local_map)
+    eaten = achievements_diff[Achievement.EAT_PLANT.value]
+    return jnp.where(eaten > 0, 2.0, waits + ways + needs + 0.1 * damage_dealt)
