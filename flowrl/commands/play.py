@@ -34,6 +34,7 @@ class PlayCommand(GraphCommand):
       flowrl play exp/demo "Make Wood Pickaxe" -o pickaxe.mp4
       flowrl play exp/demo "Collect Coal" --failures -o deaths.gif
       flowrl play exp/demo "Collect Coal" --recorded --keep
+      flowrl play exp/demo "Collect Coal" --recorded --first 7 --episodes 1
       flowrl play agent "Collect Wood"
     """
 
@@ -53,6 +54,8 @@ class PlayCommand(GraphCommand):
     """Timesteps that are shown in a second, at most 50."""
     recorded: bool = False
     """Replay the episodes that `flowrl evaluate --record` has recorded of a graph's skill."""
+    first: Annotated[Count, Needs(recorded=True)] = 1
+    """Number of the first recorded episode to show."""
     trust_skills: bool = False
     """Also run code of an exported agent that the syntax check refuses, if exported as trusted."""
     sandbox: Sandbox = "auto"
@@ -76,6 +79,7 @@ class PlayCommand(GraphCommand):
             seed=self.seed,
             failures=self.failures,
             recorded=self.recorded,
+            first=self.first,
             trust_skills=self.trust_skills,
         )
         played = _film(order, sandbox=self.sandbox)
@@ -121,6 +125,7 @@ class PictureOrder:
     seed: int
     failures: bool
     recorded: bool
+    first: int
     trust_skills: bool
 
     def work(self) -> int:
@@ -133,7 +138,7 @@ class PictureOrder:
             graph_paths = GraphPaths(self.place)
             run = read_run(ExpertStore(graph_paths).archive_of(self.skill))
             episodes = read_episodes(graph_paths, run)
-            drawn = recorded_pictures(agent, self.skill, episodes, **asked)
+            drawn = recorded_pictures(agent, self.skill, episodes, first=self.first, **asked)
         else:
             drawn = pictures(agent, self.skill, seed=self.seed, **asked)
         sys.stdout.buffer.write(drawn)

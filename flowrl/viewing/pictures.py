@@ -43,34 +43,42 @@ def pictures(agent: Agent, skill: str, *, episodes: int, seed: int, failures: bo
         problem = f"only {len(shown)} of {most} episodes of {skill} fail"
         fewer = f"ask for --episodes {len(shown)}, or " if shown else ""
         raise GraphError(f"{problem}; {fewer}leave --failures out")
-    return _drawn(agent, skill, (agent.play(skill, seed=n, frames=True) for n in shown))
+    played = (agent.play(skill, seed=n, frames=True) for n in shown)
+    return _drawn(agent, skill, enumerate(played, 1))
 
 
 def recorded_pictures(
-    agent: Agent, skill: str, recorded: RecordedEpisodes, *, episodes: int, failures: bool
+    agent: Agent,
+    skill: str,
+    recorded: RecordedEpisodes,
+    *,
+    episodes: int,
+    failures: bool,
+    first: int = 1,
 ) -> bytes:
-    """Replay recorded episodes of a skill, at most so many, those that fail if `failures`.
+    """Replay recorded episodes of a skill from number `first` on, those that fail if `failures`.
 
     Returns as `pictures`; raises GraphError if none is recorded.
     """
-    wanted = [episode for episode in recorded if not (failures and episode.success)]
+    counted = [episode for episode in recorded if episode.number >= first]
+    wanted = [episode for episode in counted if not (failures and episode.success)][:episodes]
     if not wanted:
         what, flag = ("failure", "record_failures") if failures else ("episode", "record")
-        problem = f"no {what} of {skill} is recorded"
+        problem = f"no {what} of {skill} is recorded" + f" from number {first} on" * (first > 1)
         raise GraphError(f"{problem}; use flowrl evaluate --{flag} {episodes}")
-    replays = (agent.replay(skill, episode, frames=True) for episode in wanted[:episodes])
+    replays = ((each.number, agent.replay(skill, each, frames=True)) for each in wanted)
     return _drawn(agent, skill, replays)
 
 
-def _drawn(agent: Agent, skill: str, played: Iterable[Iterator[AgentStep]]) -> bytes:
-    """The pictures of episodes as npz."""
+def _drawn(agent: Agent, skill: str, played: Iterable[tuple[int, Iterator[AgentStep]]]) -> bytes:
+    """The pictures of numbered episodes as npz."""
     length, shown = len(agent.plan(skill)), []
-    for number, timesteps in enumerate(played, 1):
+    for number, timesteps in played:
         steps = list(islice(timesteps, _MOST + 1 - len(shown)))
         shown += _shown(number, steps, length)
         logging.getLogger(EPISODES).debug(ENDED, 1)
         if len(shown) > _MOST:
-            problem = f"{number} episodes of {skill} have over {_MOST:,} timesteps"
+            problem = f"the episodes of {skill} up to number {number} have over {_MOST:,} timesteps"
             raise ConfigError(f"{problem}, more than a film holds; ask for fewer --episodes")
     captions, frames, holds = zip(*shown, strict=True)
     content = io.BytesIO()

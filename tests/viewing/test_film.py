@@ -6,6 +6,7 @@ import contextlib
 import io
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -205,20 +206,27 @@ class Lucky(Agent):
 def test_recorded_episodes_are_shown_as_far_as_there_are_some(monkeypatch):
     """The second and the fourth of five fail; a film of more than it holds is refused."""
     columns = {"lengths": np.ones(5, np.int32), "success": np.arange(5) % 2 == 0}
-    rows = ("world_keys", "actions", "step_keys", "rewards", "digests")
+    rows = ("world_keys", "actions", "steps", "step_keys", "rewards", "digests")
     columns |= {name: np.zeros(5, np.int32) for name in rows}
     origin = EpisodesOrigin(skill="a", env_name="b", module="c", generation=1, seed=2)
     recorded = RecordedEpisodes(origin=origin, columns=columns)
 
-    def said(episodes: int, **asked: bool) -> list[str]:
+    def captions(episodes: int, **asked: Any) -> list[str]:
         content = recorded_pictures(Lucky(), "Skill 1", recorded, episodes=episodes, **asked)
-        return [caption.rpartition(": ")[2] for caption in film_of(content).captions[1::2]]
+        return [*film_of(content).captions[1::2]]
+
+    def said(episodes: int, **asked: Any) -> list[str]:
+        return [caption.rpartition(": ")[2] for caption in captions(episodes, **asked)]
 
     assert said(3, failures=False) == ["done", "not done", "done"]
     assert said(9, failures=False) == ["done", "not done"] * 2 + ["done"]
     assert said(9, failures=True) == ["not done"] * 2
+    (shown,) = captions(1, failures=True, first=3)
+    assert shown.startswith("episode 4, ")
+    with pytest.raises(GraphError, match="no failure of Skill 1 is recorded from number 5 on; use"):
+        captions(1, failures=True, first=5)
     monkeypatch.setattr("flowrl.viewing.pictures._MOST", 6)
-    with pytest.raises(ConfigError, match="4 episodes of Skill 1 have over 6 timesteps, more than"):
+    with pytest.raises(ConfigError, match="up to number 4 have over 6 timesteps, more than"):
         said(9, failures=False)
     columns["success"][:] = True
     with pytest.raises(GraphError, match="no failure of Skill 1 is recorded; use flowrl evaluate"):
