@@ -15,6 +15,7 @@ from flowrl.arguments import Count, GraphCommand, Needs, Seed, SkillArgument
 from flowrl.config import Sandbox
 from flowrl.errors import BusyError, ConfigError
 from flowrl.experts.store import ExpertStore
+from flowrl.games.base import renderer_of
 from flowrl.launchers.confined import confined_run
 from flowrl.measures.episodes import read_episodes
 from flowrl.output import check_kept, check_output
@@ -151,14 +152,16 @@ def _film(order: PictureOrder, *, sandbox: Sandbox) -> Film:
     Raises:
       ExpertMissingError: no such skill is merged; says which are.
       FileRefusedError: the folder is neither a graph nor an agent.
+      ConfigError: the game draws no pictures.
       ConfinedError: the episodes could not be played; says why.
     """
     graph_paths, run = GraphPaths(order.place), None
     if not (order.place / AGENT_JSON).is_file():
         graph_paths = existing_graph(order.place)
         run = read_run(ExpertStore(graph_paths).archive_of(order.skill))
+        renderer_of(run.config["env_name"])  # before anything is compiled
         if order.recorded:
-            read_episodes(graph_paths, run)  # before anything is compiled
+            read_episodes(graph_paths, run)
     elif order.recorded:
         raise ConfigError(
             f"{order.place} is an exported agent, which records nothing; leave --recorded out"

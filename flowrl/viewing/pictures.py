@@ -12,11 +12,19 @@ from typing import Any
 import jax
 import numpy as np
 
-from flowrl.agent import Agent, AgentRecord, AgentStep, ExportedExpert, load_agent
+from flowrl.agent import (
+    Agent,
+    AgentRecord,
+    AgentStep,
+    ExportedExpert,
+    load_agent,
+    read_agent_record,
+)
 from flowrl.envs.skill_module import open_module
 from flowrl.errors import ConfigError, GraphError
 from flowrl.evaluation import load_experts
 from flowrl.experts.store import ExpertStore
+from flowrl.games.base import renderer_of
 from flowrl.launchers.confined import ENDED, EPISODES
 from flowrl.measures.episodes import RecordedEpisodes
 from flowrl.paths import AGENT_JSON, GraphPaths
@@ -95,9 +103,11 @@ def open_agent(place: Path, skill: str, *, trust_skills: bool) -> Agent:
 
     Raises as `load_agent`, and as `load_experts` for a graph.
     """
-    check_backend()
     if (place / AGENT_JSON).is_file():
+        renderer_of(read_agent_record(place).env_name)  # before anything is loaded
+        check_backend()
         return load_agent(place, trust_skills=trust_skills)
+    check_backend()
     store = ExpertStore(GraphPaths(place))
     run_paths = store.archive_of(skill)
     run = read_run(run_paths)
@@ -130,10 +140,17 @@ def _shown(
     for place, timesteps in groupby(steps, key=lambda step: step.step):
         of_step = list(timesteps)
         for timestep, step in enumerate(of_step, 1):
-            line = f"episode {number}, step {place + 1}/{length} {step.skill}, "
+            count = f" × {step.count}" if step.count > 1 else ""
+            line = f"episode {number}, step {place + 1}/{length} {step.skill}{count}, "
             line += f"expert {step.expert}, timestep {timestep}"
+            hold = _HANDED_ON * (timestep == len(of_step))
             if step.done:
                 ended = f"died: {step.cause}" if step.cause else "not done"
-                yield f"{line}: {'done' if step.success else ended}", step.frame, _LAST
-            else:
-                yield line, step.frame, _HANDED_ON * (timestep == len(of_step))
+                line, hold = f"{line}: {'done' if step.success else ended}", _LAST
+            yield "\n".join([line, *_player(step)]), step.frame, hold
+
+
+def _player(step: AgentStep) -> Iterator[str]:
+    """The lines of what the game says of the player."""
+    for values in filter(None, (step.intrinsics, step.inventory)):
+        yield ", ".join(f"{name.replace('_', ' ')} {n:.3g}" for name, n in values.items())
