@@ -42,7 +42,7 @@ from flowrl.errors import (
 )
 from flowrl.experts import checkpoint
 from flowrl.experts.store import ExpertStore
-from flowrl.games.base import env_sizes, find_game
+from flowrl.games.base import env_sizes, find_game, renderer_of
 from flowrl.measures.episodes import RecordedEpisode
 from flowrl.networks import dispatch
 from flowrl.networks.grouped import Packed, pack
@@ -65,8 +65,6 @@ from flowrl.storage import records
 from flowrl.storage.records import Natural, Positive, Word
 
 _AGAIN = "export the agent again"
-# Begin in a world of a key; act once; take a recorded action.
-_Walk = tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]
 _Acted = tuple[WalkState, Any, Any, StepOutput]  # with the observation and the action before it
 
 
@@ -115,6 +113,19 @@ class AgentRecord:
         )
 
 
+class _Walk(NamedTuple):
+    """The programs that walk a skill's plan."""
+
+    begin: Callable[..., Any]
+    """In a world of a key."""
+    act: Callable[..., Any]
+    """Once, as the expert chooses."""
+    repeat: Callable[..., Any]
+    """A recorded action."""
+    player: Callable[..., Any]
+    """The intrinsics and items in a world."""
+
+
 class AgentStep(NamedTuple):
     """One action of an agent, and what came of it."""
 
@@ -124,6 +135,8 @@ class AgentStep(NamedTuple):
     """The skill of the plan's step in which the action was taken."""
     step: int
     """That step's number in the plan, from 0."""
+    count: int
+    """How many times the step asks for its skill's gain."""
     expert: int
     """Global index of the expert that chose the action."""
     action: int
@@ -134,6 +147,10 @@ class AgentStep(NamedTuple):
     """Whether the episode is over."""
     cause: str
     """What the player died of with this action; empty if it lives, or the game names no causes."""
+    intrinsics: Mapping[str, float]
+    """The player's health, food and so on after the action, as far as the game names them."""
+    inventory: Mapping[str, int]
+    """The items that the player then has, without those of which there are none."""
     frame: np.ndarray | None
     """uint8 `[H, W, 3]`: the game's picture after the action, if `play` was asked for frames."""
 
@@ -170,6 +187,13 @@ def export_agent(graph_paths: GraphPaths, folder: Path) -> AgentRecord:
     return record
 
 
+def read_agent_record(folder: Path) -> AgentRecord:
+    """The record of an exported agent; FileRefusedError if there is none, or it is damaged."""
+    if not (folder / AGENT_JSON).is_file():
+        raise FileRefusedError(f"{folder} is no agent: it has no {AGENT_JSON}; use flowrl export")
+    return records.read(folder / AGENT_JSON, AgentRecord, remedy=_AGAIN)
+
+
 @by_annotation("flowrl.load_agent")
 def load_agent(path: str | Path, *, trust_skills: bool = False) -> Agent:
     """Read an exported agent; its code is checked now, and tried unless it is the library's.
@@ -185,9 +209,7 @@ def load_agent(path: str | Path, *, trust_skills: bool = False) -> Agent:
       SkillError: a plan's code is refused.
     """
     folder = Path(path)
-    if not (folder / AGENT_JSON).is_file():
-        raise FileRefusedError(f"{folder} is no agent: it has no {AGENT_JSON}; use flowrl export")
-    record = records.read(folder / AGENT_JSON, AgentRecord, remedy=_AGAIN)
+    record = read_agent_record(folder)
     names = {each.index: each.skill for each in record.experts}
     if len(names) < len(record.experts) or len({*map(slug, names.values())}) < len(names):
         raise FileRefusedError(f"{folder / AGENT_JSON} names an expert or a skill twice; {_AGAIN}")
@@ -240,7 +262,7 @@ class Agent:
         """
         expert = self._expert(skill)
         world_key, key = jax.random.split(jax.random.key(seed))
-        _, act, _ = self._programs(expert)
+        act = self._programs(expert).act
 
         def acts(state: WalkState) -> _Acted:
             nonlocal key
@@ -263,7 +285,7 @@ class Agent:
             what = f"agent.replay: episode is {episode!r:.80}, not a recorded episode"
             raise ConfigError(f"{what}; take one of read_episodes(…)")
         expert, length, taken = self._expert(skill), len(episode.actions), 0
-        _, _, repeat = self._programs(expert)
+        repeat = self._programs(expert).repeat
 
         def acts(state: WalkState) -> _Acted:
             nonlocal taken
@@ -286,32 +308,34 @@ class Agent:
         draw: Callable[[Any], Any] | None,
     ) -> Iterator[AgentStep]:
         """Each timestep of an episode in the world of a key."""
-        begin, _, _ = self._programs(expert)
-        module, causes = self.modules[expert.index], find_game(self.record.env_name).causes
-        state, done = begin(world_key), False
+        walk = self._programs(expert)
+        module, game = self.modules[expert.index], find_game(self.record.env_name)
+        items = sorted(game.items)
+        state, done = walk.begin(world_key), False
         while not done:
             state, observation, action, output = acts(state)
-            done = bool(output.done)
+            done, task = bool(output.done), module.tasks[int(output.task)]
+            intrinsics, held = (each.tolist() for each in walk.player(state.world))
             yield AgentStep(
                 observation=np.asarray(observation),
-                skill=module.tasks[int(output.task)].skill,
+                skill=task.skill,
                 step=int(output.task),
+                count=task.count,
                 expert=module.experts[int(output.expert)],
                 action=int(action),
                 reward=float(output.reward),
                 success=bool(output.task_success[len(module.tasks) - 1]),
                 done=done,
-                cause=_cause(output, causes),
+                cause=_cause(output, game.causes),
+                intrinsics=dict(zip(game.intrinsics, intrinsics, strict=False)),
+                inventory={item: n for item, n in zip(items, held, strict=True) if n},
                 frame=None if draw is None else np.asarray(draw(state.world)),
             )
 
     @cached_property
     def _draw(self) -> Callable[[Any], Any]:
         """The function from a world to the game's picture of it."""
-        game = find_game(self.record.env_name)
-        if game.renderer is None:
-            raise ConfigError(f"the game {game.name} draws no pictures; leave frames out")
-        return game.renderer()
+        return renderer_of(self.record.env_name)()
 
     def _programs(self, expert: ExportedExpert) -> _Walk:
         if expert.index not in self._walks:
@@ -332,7 +356,7 @@ class Agent:
         packed = pack(stack_experts([self.params[index] for index in module.experts]))
         begin = jax.jit(lambda key: env.begin_in(env.new_world(key)))
         act = partial(jax.jit(partial(_act, env, self.record.activation)), packed)
-        return begin, act, jax.jit(partial(_repeat, env))
+        return _Walk(begin, act, jax.jit(partial(_repeat, env)), jax.jit(env.player))
 
     def _expert(self, skill: str | int) -> ExportedExpert:
         wanted = str(skill).strip().casefold()

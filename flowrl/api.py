@@ -155,7 +155,7 @@ class PlayOrder:
             first=self.record,
             failed=self.record_failures,
         )
-        recorded = episodes.encode() if episodes else b""
+        recorded = b"" if episodes is None else episodes.encode()
         sys.stdout.buffer.write(json.dumps(asdict(report)).encode() + b"\n" + recorded)
         return 0
 

@@ -313,6 +313,7 @@ def _recorded(env: BatchedEnv, timestep: PlayedTimestep) -> dict[str, jax.Array]
     keys = env.step_keys(timestep.key, len(timestep.actions))
     return {
         "actions": timestep.actions.astype(jnp.int16),
+        "steps": walk.task.astype(jnp.int16),
         "step_keys": jax.random.key_data(keys),
         "rewards": timestep.output.reward,
         "digests": jax.vmap(world_digest)(walk.world, walk.task),

@@ -3,11 +3,14 @@
 GRAPH trains meanwhile (`flowrl train GRAPH …` in another terminal), and SKILL is one of its
 completed skills. Page and films are stopped and continued every few seconds, in random order, and
 the frames that all trainers make in between are compared with those of the nearest time without
-either. So a machine that changes its speed from minute to minute changes both sides.
+either. So a machine that changes its speed from minute to minute changes both sides. Hand-overs
+are told by events.jsonl: from a run's end to the launch of a skill that waits for it. Give each
+skill a slot (`--max_nodes`), else a hand-over waits for one.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -17,7 +20,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +32,7 @@ from benchmarking import Row, arguments, report
 from flowrl.launchers.child import run_when_idle
 from flowrl.parallel.training_setup import live_runs
 from flowrl.paths import GraphPaths
+from flowrl.reports.status import read_rows
 from flowrl.runs import read_progress
 
 _BROWSER = """
@@ -56,7 +62,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         watchers = started(graph_paths, args.skill, Path(folder))
         try:
-            found = measured(graph_paths, watchers, rounds=3 if args.small else 10)
+            found, seconds = measured(graph_paths, watchers, rounds=3 if args.small else 10)
         finally:
             for processes in watchers.values():
                 for process in processes:
@@ -70,6 +76,14 @@ def main() -> int:
         middle = statistics.median(ratios)
         ours, baseline = statistics.median(rates), statistics.median(bare)
         rows.append(Row(case=what, ours=ours, baseline=baseline, unit="steps/s", ratio=middle))
+    bare = seconds.pop("none", [])
+    for name, watched in seconds.items():
+        if bare and watched:
+            what = f"hand-over with {name}, median of {len(watched)}, against {len(bare)} with none"
+            ours, baseline = statistics.median(watched), statistics.median(bare)
+            rows.append(
+                Row(case=what, ours=ours, baseline=baseline, unit="s", ratio=baseline / ours)
+            )
     report("watching", rows, args.json)
     return 0
 
@@ -94,16 +108,18 @@ def started(
 
 def measured(
     graph_paths: GraphPaths, watchers: dict[str, list[subprocess.Popen[str]]], *, rounds: int
-) -> dict[str, list[float]]:
-    """Frames per second of all trainers, by who watches; one figure a round."""
+) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """Frames per second of all trainers, one figure a round, and hand-overs; by who watches."""
     states = {"none": [], "page": ["page"], "films": ["films"], "page and films": ["page", "films"]}
     found: dict[str, list[float]] = {name: [] for name in states}
+    spans: list[tuple[datetime, str]] = []
     while len(found["none"]) < rounds:
         rates, runs = {}, running(graph_paths)
         for name in random.sample(list(states), len(states)):
             for watcher, processes in watchers.items():
                 for process in processes:
                     send(process, signal.SIGCONT if watcher in states[name] else signal.SIGSTOP)
+            spans.append((datetime.now(UTC), name))
             time.sleep(_SETTLE_SECONDS)
             before, began = frames(graph_paths), time.monotonic()
             time.sleep(_MEASURED_SECONDS)
@@ -112,6 +128,26 @@ def measured(
             for name, rate in rates.items():
                 found[name].append(rate)
             print({name: round(rate) for name, rate in rates.items()}, flush=True)
+    return found, hand_overs(graph_paths, spans)
+
+
+def hand_overs(
+    graph_paths: GraphPaths, spans: Sequence[tuple[datetime, str]]
+) -> dict[str, list[float]]:
+    """Seconds from the end of a skill's last need to its launch, by who watched at that end."""
+    needs = {row.skill: set(row.needs) for row in read_rows(graph_paths)}
+    ended: dict[str, datetime] = {}
+    found: dict[str, list[float]] = {name: [] for _, name in spans}
+    for line in map(json.loads, graph_paths.events.read_text().splitlines()):
+        at, skill = datetime.fromisoformat(line["at"]), line.get("skill")
+        own, first = needs.get(skill), line.get("attempt") == 1
+        if line.get("status") == "merging":
+            ended[skill] = at
+        elif line.get("status") == "running" and first and own and own <= ended.keys():
+            last = max(ended[name] for name in own)
+            watching = [name for since, name in spans if since <= last]
+            for name in watching[-1:]:
+                found[name].append((at - last).total_seconds())
     return found
 
 

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 import flowrl
 from flowrl import cli, storage
+from flowrl.agent import _Walk
 from flowrl.envs.skill_module import _codes
 from flowrl.errors import (
     ConfigError,
@@ -223,12 +224,18 @@ def test_a_skill_is_compiled_once(agent, monkeypatch):
         yes = np.ones(1, bool)
         output = SimpleNamespace(done=yes[0], task=0, expert=0, reward=0.0, task_success=yes)
         output.truncated = ~yes[0]
-        return lambda key: None, lambda key, state: (state, np.zeros(3), 1, output), None
+        begin, player = SimpleNamespace(world=None), (np.arange(4.0), np.arange(12) // 10)
+        act = lambda key, state: (state, np.zeros(3), 1, output)  # noqa: E731
+        return _Walk(lambda key: begin, act, act, lambda world: player)
 
     monkeypatch.setattr("flowrl.agent.Agent._walk", walk)
     found = flowrl.load_agent(agent)
-    assert [len(list(found.play(WOOD, seed=seed))) for seed in range(3)] == [1, 1, 1]
+    steps = [step for seed in range(3) for step in found.play(WOOD, seed=seed)]
+    assert len(steps) == 3
     assert made == [WOOD]
+    assert steps[0].count == 1
+    assert steps[0].intrinsics == {"health": 0, "food": 1, "drink": 2, "energy": 3}
+    assert steps[0].inventory == {"wood_pickaxe": 1, "wood_sword": 1}
 
 
 def test_an_unknown_skill_is_refused_with_the_closest(agent):

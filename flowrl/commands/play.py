@@ -15,6 +15,7 @@ from flowrl.arguments import Count, GraphCommand, Needs, Seed, SkillArgument
 from flowrl.config import Sandbox
 from flowrl.errors import BusyError, ConfigError
 from flowrl.experts.store import ExpertStore
+from flowrl.games.base import renderer_of
 from flowrl.launchers.confined import confined_run
 from flowrl.measures.episodes import read_episodes
 from flowrl.output import check_kept, check_output
@@ -34,6 +35,7 @@ class PlayCommand(GraphCommand):
       flowrl play exp/demo "Make Wood Pickaxe" -o pickaxe.mp4
       flowrl play exp/demo "Collect Coal" --failures -o deaths.gif
       flowrl play exp/demo "Collect Coal" --recorded --keep
+      flowrl play exp/demo "Collect Coal" --recorded --first 7 --episodes 1
       flowrl play agent "Collect Wood"
     """
 
@@ -53,6 +55,8 @@ class PlayCommand(GraphCommand):
     """Timesteps that are shown in a second, at most 50."""
     recorded: bool = False
     """Replay the episodes that `flowrl evaluate --record` has recorded of a graph's skill."""
+    first: Annotated[Count, Needs(recorded=True)] = 1
+    """Number of the first recorded episode to show."""
     trust_skills: bool = False
     """Also run code of an exported agent that the syntax check refuses, if exported as trusted."""
     sandbox: Sandbox = "auto"
@@ -76,6 +80,7 @@ class PlayCommand(GraphCommand):
             seed=self.seed,
             failures=self.failures,
             recorded=self.recorded,
+            first=self.first,
             trust_skills=self.trust_skills,
         )
         played = _film(order, sandbox=self.sandbox)
@@ -121,6 +126,7 @@ class PictureOrder:
     seed: int
     failures: bool
     recorded: bool
+    first: int
     trust_skills: bool
 
     def work(self) -> int:
@@ -133,7 +139,7 @@ class PictureOrder:
             graph_paths = GraphPaths(self.place)
             run = read_run(ExpertStore(graph_paths).archive_of(self.skill))
             episodes = read_episodes(graph_paths, run)
-            drawn = recorded_pictures(agent, self.skill, episodes, **asked)
+            drawn = recorded_pictures(agent, self.skill, episodes, first=self.first, **asked)
         else:
             drawn = pictures(agent, self.skill, seed=self.seed, **asked)
         sys.stdout.buffer.write(drawn)
@@ -146,14 +152,16 @@ def _film(order: PictureOrder, *, sandbox: Sandbox) -> Film:
     Raises:
       ExpertMissingError: no such skill is merged; says which are.
       FileRefusedError: the folder is neither a graph nor an agent.
+      ConfigError: the game draws no pictures.
       ConfinedError: the episodes could not be played; says why.
     """
     graph_paths, run = GraphPaths(order.place), None
     if not (order.place / AGENT_JSON).is_file():
         graph_paths = existing_graph(order.place)
         run = read_run(ExpertStore(graph_paths).archive_of(order.skill))
+        renderer_of(run.config["env_name"])  # before anything is compiled
         if order.recorded:
-            read_episodes(graph_paths, run)  # before anything is compiled
+            read_episodes(graph_paths, run)
     elif order.recorded:
         raise ConfigError(
             f"{order.place} is an exported agent, which records nothing; leave --recorded out"

@@ -6,10 +6,12 @@ from dataclasses import asdict, dataclass
 
 from flowrl.arguments import ReportCommand, SkillArgument
 from flowrl.console import print_report
-from flowrl.errors import ConfigError
+from flowrl.errors import ConfigError, FileRefusedError
 from flowrl.measures.causes import Explanation, explanation_of
-from flowrl.paths import existing_graph
+from flowrl.measures.episodes import episodes_file, read_episodes
+from flowrl.paths import GraphPaths, existing_graph
 from flowrl.reports.status import find_row, read_rows
+from flowrl.runs import TrainingRun, read_run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +34,25 @@ class WhyCommand(ReportCommand):
         if explanation is None:
             problem = f"no run of {row.skill} in {graph_paths.root} has ended with its counts"
             raise ConfigError(f"{problem}; see flowrl status, or train it")
-        print_report(asdict(explanation), _lines(explanation), as_json=self.json)
+        run = read_run(graph_paths.archive(row.expert or 0, row.skill))
+        see = _see(graph_paths, run, explanation)
+        facts = {**asdict(explanation), "see": see}
+        print_report(facts, [*_lines(explanation), see], as_json=self.json)
         return 0
+
+
+def _see(graph_paths: GraphPaths, run: TrainingRun, found: Explanation) -> str:
+    """The command that plays a recorded failure in the worst step; "" if none is recorded."""
+    if not episodes_file(graph_paths, run).exists():
+        return ""
+    try:
+        for episode in read_episodes(graph_paths, run):
+            if not episode.success and episode.steps[-1] == found.worst.step - 1:
+                words = ("--recorded", "--first", str(episode.number), "--episodes", "1")
+                return f"see it: {graph_paths.command('play', run.skill, *words)}"
+    except FileRefusedError as error:
+        return f"no episode of it can be seen: {error}"
+    return ""
 
 
 def _lines(found: Explanation) -> list[str]:

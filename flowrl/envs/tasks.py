@@ -25,7 +25,15 @@ from flowrl.envs.base import COUNTS, REWARD_LIMIT, StepOutput
 from flowrl.envs.sight import NOWHERE, ahead, nearest, not_visited, visit, window
 from flowrl.envs.skill_module import SuccessFunctions, Task, TaskModule
 from flowrl.errors import ConfigError, FalseGainError, SkillError
-from flowrl.games.base import COUNT, Engine, Game, ObservationSize, WorldStep, find_game
+from flowrl.games.base import (
+    COUNT,
+    INTRINSICS,
+    Engine,
+    Game,
+    ObservationSize,
+    WorldStep,
+    find_game,
+)
 from flowrl.games.random_play import settle
 from flowrl.runs import StepEnds
 from flowrl.skills.skill import load_library
@@ -269,6 +277,13 @@ class SkillEnv:
         held = self.engine.features([_INVENTORY], step)[_INVENTORY]
         amounts = (jnp.sum(getattr(held, item)) for item in sorted(self.game.items))
         return jnp.stack([amount.astype(jnp.int32) for amount in amounts])
+
+    def player(self, world: Any) -> tuple[jax.Array, jax.Array]:
+        """The player's intrinsics, f32[intrinsics], and items, int32[items]; none if not known."""
+        if not self.game.intrinsics:
+            return jnp.zeros(0, jnp.float32), self._held(world)
+        step = WorldStep(world, world, jnp.zeros((), jnp.float32))
+        return self.engine.features([INTRINSICS], step)[INTRINSICS], self._held(world)
 
     def _walk(
         self,

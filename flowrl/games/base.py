@@ -32,6 +32,7 @@ _REMEDIES = {
     "num_actions": "correct it, or cut continuous actions into a few levels",
     "capacity": "correct it",
 }
+INTRINSICS = "player_intrinsics"  # the feature whose numbers `Game.intrinsics` names
 INVENTORIES = ("inventory", "inventory_diff")  # features whose fields are the game's items
 # pyproject.toml lists the same ones; a source tree that is not installed has no entry points.
 SHIPPED = {
@@ -124,6 +125,8 @@ class Game:
     """What skill functions may ask for: name → type, shape and meaning."""
     items: frozenset[str] = frozenset()
     """The fields of the features `inventory` and `inventory_diff`."""
+    intrinsics: tuple[str, ...] = ()
+    """What the numbers of the feature `player_intrinsics` are, for films and `agent.play`."""
     constants: str = ""
     """The module that defines the enums; it may import JAX."""
     enums: Mapping[str, frozenset[str]]
@@ -146,6 +149,10 @@ class Game:
             what = f"observation_size is {self.observation_size!r:.60}"
             words = "not a whole number from 1, nor three: rows, columns and channels"
             raise ConfigError(f"{what}, {words}, which never change; correct it")
+        if self.intrinsics and INTRINSICS not in self.features:
+            raise ConfigError(
+                f"intrinsics need the feature {INTRINSICS}; add it, or leave them out"
+            )
         if self.is_grid and (self.view or self.cells or self.heading is not None):
             what = "an observation that is a grid has no view, heading or cells"
             raise ConfigError(f"{what}; leave them out, or make it a row of numbers")
@@ -227,6 +234,15 @@ def find_game(name: object) -> Game:
             f"by an entry point in the group {_GROUP} (docs/how-to.md, Train your own game)"
         )
     return _loaded(point)
+
+
+def renderer_of(name: object) -> Callable[[], Callable[[Any], Any]]:
+    """The renderer of the game of this name; raises ConfigError without one."""
+    game = find_game(name)
+    if game.renderer is None:
+        remedy = "give it a renderer (docs/how-to.md, Train your own game), or use flowrl evaluate"
+        raise ConfigError(f"the game {game.name} draws no pictures; {remedy}")
+    return game.renderer
 
 
 def game_folders() -> list[Path]:

@@ -101,6 +101,7 @@ def _game(name: str, folder: str, **fields: Any) -> Game:
         features=_FEATURES,
         constants=f"{package}.constants",
         library_folder=_LIBRARY / folder,
+        intrinsics=("health", "food", "drink", "energy"),
         sources=("craftax",),
         make=partial(_engine, name, package),
         renderer=partial(_renderer, package),

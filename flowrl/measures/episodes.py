@@ -1,7 +1,8 @@
 """Recorded episodes of an evaluation, and their file episodes.npz: each can be played once more.
 
 An episode is the key of its world and, for each timestep, the action and the key of what is drawn
-in it. A digest of the world and the reward of each timestep say whether a replay is the same.
+in it, and the step of the plan. A digest of the world and the reward of each timestep say whether
+a replay is the same.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ _FORMS = {
     "lengths": (0, "int32", False),
     "success": (0, "bool", False),
     "actions": (0, "int16", True),
+    "steps": (0, "int16", True),
     "step_keys": (1, "uint32", True),
     "rewards": (0, "float32", True),
     "digests": (0, "uint32", True),
@@ -69,6 +71,8 @@ class RecordedEpisode:
     success: bool
     actions: np.ndarray
     """int16[T]"""
+    steps: np.ndarray
+    """int16[T]: the step of the plan in which each action was taken, from 0."""
     step_keys: np.ndarray
     """uint32[T, …]: of what the game draws in each timestep."""
     rewards: np.ndarray

@@ -31,6 +31,7 @@ from starlette.responses import (
 )
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from flowrl.errors import FlowrlError, format_error
 from flowrl.parallel.events import Verb, why_not
@@ -43,6 +44,8 @@ from flowrl.storage import records
 
 logger = logging.getLogger(__name__)
 MOST_STREAMS, MOST_CONNECTIONS = 64, 256
+_BACKLOG = 128  # connections taken at once, so that descriptors suffice to refuse them
+SILENT_SECONDS = 5  # after which a connection is ended that asks for nothing
 STALLED_SECONDS = 10  # after which a connection is ended whose reader takes nothing
 _PING_SECONDS = 10.0
 _MOST_BODY_BYTES = 4096
@@ -66,6 +69,7 @@ _HEADERS = {
     b"cache-control": b"no-store",
 }
 _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^:\[\]]+))(?::[0-9]+)?", re.IGNORECASE)
+_FULL = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 _NO_TOKEN = "open the address that flowrl serve has printed"  # noqa: S105 — a message
 
 
@@ -240,11 +244,41 @@ class Site:
         raise HTTPException(404, "there is no such skill; name one of the graph: ?skill=NAME")
 
 
+class _Connection(H11Protocol):
+    """A connection that is ended if it asks for nothing, and refused if there are too many."""
+
+    _told = -STALLED_SECONDS  # when a line of the log last said that some are refused
+    _answered: Any = None  # the request that the last look found answered
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._next = self.loop.call_later(SILENT_SECONDS, self._look)
+        if len(self.connections) > MOST_CONNECTIONS:
+            transport.write(_FULL)
+            transport.close()
+            if self.loop.time() - self._told > STALLED_SECONDS:
+                _Connection._told = self.loop.time()
+                logger.warning("refused connections beyond %d", MOST_CONNECTIONS)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._next.cancel()
+        super().connection_lost(exc)
+
+    def _look(self) -> None:
+        """End the connection if all is answered, and was so at the last look."""
+        if self.cycle is None or self.cycle.response_complete:
+            if self.cycle is self._answered:
+                self.transport.abort()
+                return
+            self._answered = self.cycle
+        self._next = self.loop.call_later(SILENT_SECONDS, self._look)
+
+
 def serve(site: Site, listener: socket.socket) -> None:
     """Serve until SIGINT or SIGTERM, which end streams of events, too."""
-    plain: Any = {"loop": "asyncio", "http": "h11", "ws": "none", "lifespan": "off"}
+    plain: Any = {"loop": "asyncio", "http": _Connection, "ws": "none", "lifespan": "off"}
     plain |= {"log_config": None, "access_log": False, "server_header": False}
-    limits: Any = {"limit_concurrency": MOST_CONNECTIONS, "timeout_graceful_shutdown": 2}
+    limits: Any = {"backlog": _BACKLOG, "timeout_graceful_shutdown": 2}
     site.server = uvicorn.Server(uvicorn.Config(site, proxy_headers=False, **plain, **limits))
     site.server.run(sockets=[listener])
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import importlib.util
 import io
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import wrap
 from typing import Any, TextIO
 
 import numpy as np
@@ -23,7 +24,8 @@ _ARRAYS = ("frames", "captions", "holds")
 _LARGEST = 4096  # pixels of a picture, each way
 _LONGEST = 10.0  # seconds that a picture may stay longer
 _COLOURS = 64  # of a gif
-_BAR = 1.8  # lines of text below a picture
+_SPACING = 1.4  # of lines, in sizes of the font
+_LINES = 6  # of a caption at most
 _INK, _PAPER = (230, 230, 230), (24, 24, 27)
 
 
@@ -34,6 +36,7 @@ class Film:
     frames: np.ndarray
     """uint8 `[T, H, W, 3]`."""
     captions: tuple[str, ...]
+    """Lines of text."""
     holds: tuple[float, ...]
     """Seconds that each picture stays beyond those of every one."""
 
@@ -44,7 +47,7 @@ def film_of(content: bytes) -> Film:
     frames, captions, holds = (columns[name] for name in _ARRAYS)
     if not _is_film(frames, captions, holds):
         raise FileRefusedError("the pictures are not those of an episode; try again")
-    said = tuple(printable(str(caption)) for caption in captions)
+    said = tuple("\n".join(map(printable, str(caption).split("\n"))) for caption in captions)
     return Film(frames=frames, captions=said, holds=tuple(map(float, holds)))
 
 
@@ -72,24 +75,40 @@ def kept_film(archive: RunPaths) -> Path:
 
 def encoded(film: Film, ending: str, *, fps: int) -> bytes:
     """The film as the content of a file with this ending, `.mp4` or `.gif`."""
+    from matplotlib import get_data_path  # Pillow's own font lacks signs such as ×
+
+    times = max(1, _WIDTHS[ending] // film.frames.shape[2])
+    width = film.frames.shape[2] * times
+    place = Path(get_data_path(), "fonts", "ttf", "DejaVuSans.ttf")
+    font = ImageFont.truetype(place, max(11, width // 48))
+    texts = _texts(film.captions, int(width / font.getlength("n")))
     pictures = (
-        _captioned(frame, caption, _WIDTHS[ending])
-        for frame, caption in zip(film.frames, film.captions, strict=True)
+        _captioned(frame.repeat(times, axis=0).repeat(times, axis=1), text, font)
+        for frame, text in zip(film.frames, texts, strict=True)
     )
     return _mp4(pictures, film.holds, fps) if ending == ".mp4" else _gif(pictures, film.holds, fps)
 
 
-def _captioned(frame: np.ndarray, caption: str, width: int) -> Image.Image:
-    """A picture enlarged by a whole number, with a line of text below it, of even sizes."""
-    times = max(1, width // frame.shape[1])
-    picture = Image.fromarray(frame.repeat(times, axis=0).repeat(times, axis=1))
-    size = max(11, picture.width // 42)
-    bar = int(_BAR * size)
-    width, height = picture.width, picture.height + bar
+def _texts(captions: Iterable[str], columns: int) -> list[list[str]]:
+    """The lines of captions that fit into so many columns, the same number for each."""
+    texts = [
+        [part for line in caption.split("\n") for part in wrap(line, columns)][:_LINES]
+        for caption in captions
+    ]
+    most = max(map(len, texts))
+    return [[*text, *[""] * (most - len(text))] for text in texts]
+
+
+def _captioned(frame: np.ndarray, text: Sequence[str], font: Any) -> Image.Image:
+    """A picture with lines of text below it, of even sizes."""
+    line = int(_SPACING * font.size)
+    height, width = frame.shape[0] + line * len(text) + line // 2, frame.shape[1]
     canvas = Image.new("RGB", (width + width % 2, height + height % 2), _PAPER)
-    draw, font = ImageDraw.Draw(canvas), ImageFont.load_default(size)
-    draw.text((size / 2, height - bar / 2), caption, _INK, font, anchor="lm")
-    canvas.paste(picture)
+    draw = ImageDraw.Draw(canvas)
+    for number, part in enumerate(text):
+        place = (font.size / 2, frame.shape[0] + line * (number + 0.75))
+        draw.text(place, part, _INK, font, anchor="lm")
+    canvas.paste(Image.fromarray(frame))
     return canvas
 
 
@@ -122,11 +141,13 @@ def _gif(pictures: Iterable[Image.Image], holds: Iterable[float], fps: int) -> b
 
 def show(film: Film, screen: TextIO, *, fps: int, columns: int, rows: int) -> None:
     """Play a film in a terminal of 24-bit colour, two pixels in each character."""
+    texts = _texts(film.captions, columns)
+    lines = 2 * max(1, rows - 1 - len(texts[0]))
     screen.write("\x1b[?25l\x1b[2J")
     try:
-        for frame, caption, hold in zip(film.frames, film.captions, film.holds, strict=True):
-            drawn = "\n".join(_half_blocks(frame, columns, 2 * (rows - 2)))
-            screen.write(f"\x1b[H{drawn}\n{caption[:columns]:{columns}}")
+        for frame, text, hold in zip(film.frames, texts, film.holds, strict=True):
+            below = (f"{part:{columns}}" for part in text)
+            screen.write("\x1b[H" + "\n".join([*_half_blocks(frame, columns, lines), *below]))
             screen.flush()
             time.sleep(1 / fps + hold)
     finally:

@@ -12,11 +12,19 @@ from typing import Any
 import jax
 import numpy as np
 
-from flowrl.agent import Agent, AgentRecord, AgentStep, ExportedExpert, load_agent
+from flowrl.agent import (
+    Agent,
+    AgentRecord,
+    AgentStep,
+    ExportedExpert,
+    load_agent,
+    read_agent_record,
+)
 from flowrl.envs.skill_module import open_module
 from flowrl.errors import ConfigError, GraphError
 from flowrl.evaluation import load_experts
 from flowrl.experts.store import ExpertStore
+from flowrl.games.base import renderer_of
 from flowrl.launchers.confined import ENDED, EPISODES
 from flowrl.measures.episodes import RecordedEpisodes
 from flowrl.paths import AGENT_JSON, GraphPaths
@@ -43,34 +51,42 @@ def pictures(agent: Agent, skill: str, *, episodes: int, seed: int, failures: bo
         problem = f"only {len(shown)} of {most} episodes of {skill} fail"
         fewer = f"ask for --episodes {len(shown)}, or " if shown else ""
         raise GraphError(f"{problem}; {fewer}leave --failures out")
-    return _drawn(agent, skill, (agent.play(skill, seed=n, frames=True) for n in shown))
+    played = (agent.play(skill, seed=n, frames=True) for n in shown)
+    return _drawn(agent, skill, enumerate(played, 1))
 
 
 def recorded_pictures(
-    agent: Agent, skill: str, recorded: RecordedEpisodes, *, episodes: int, failures: bool
+    agent: Agent,
+    skill: str,
+    recorded: RecordedEpisodes,
+    *,
+    episodes: int,
+    failures: bool,
+    first: int = 1,
 ) -> bytes:
-    """Replay recorded episodes of a skill, at most so many, those that fail if `failures`.
+    """Replay recorded episodes of a skill from number `first` on, those that fail if `failures`.
 
     Returns as `pictures`; raises GraphError if none is recorded.
     """
-    wanted = [episode for episode in recorded if not (failures and episode.success)]
+    counted = [episode for episode in recorded if episode.number >= first]
+    wanted = [episode for episode in counted if not (failures and episode.success)][:episodes]
     if not wanted:
         what, flag = ("failure", "record_failures") if failures else ("episode", "record")
-        problem = f"no {what} of {skill} is recorded"
+        problem = f"no {what} of {skill} is recorded" + f" from number {first} on" * (first > 1)
         raise GraphError(f"{problem}; use flowrl evaluate --{flag} {episodes}")
-    replays = (agent.replay(skill, episode, frames=True) for episode in wanted[:episodes])
+    replays = ((each.number, agent.replay(skill, each, frames=True)) for each in wanted)
     return _drawn(agent, skill, replays)
 
 
-def _drawn(agent: Agent, skill: str, played: Iterable[Iterator[AgentStep]]) -> bytes:
-    """The pictures of episodes as npz."""
+def _drawn(agent: Agent, skill: str, played: Iterable[tuple[int, Iterator[AgentStep]]]) -> bytes:
+    """The pictures of numbered episodes as npz."""
     length, shown = len(agent.plan(skill)), []
-    for number, timesteps in enumerate(played, 1):
+    for number, timesteps in played:
         steps = list(islice(timesteps, _MOST + 1 - len(shown)))
         shown += _shown(number, steps, length)
         logging.getLogger(EPISODES).debug(ENDED, 1)
         if len(shown) > _MOST:
-            problem = f"{number} episodes of {skill} have over {_MOST:,} timesteps"
+            problem = f"the episodes of {skill} up to number {number} have over {_MOST:,} timesteps"
             raise ConfigError(f"{problem}, more than a film holds; ask for fewer --episodes")
     captions, frames, holds = zip(*shown, strict=True)
     content = io.BytesIO()
@@ -87,9 +103,11 @@ def open_agent(place: Path, skill: str, *, trust_skills: bool) -> Agent:
 
     Raises as `load_agent`, and as `load_experts` for a graph.
     """
-    check_backend()
     if (place / AGENT_JSON).is_file():
+        renderer_of(read_agent_record(place).env_name)  # before anything is loaded
+        check_backend()
         return load_agent(place, trust_skills=trust_skills)
+    check_backend()
     store = ExpertStore(GraphPaths(place))
     run_paths = store.archive_of(skill)
     run = read_run(run_paths)
@@ -122,10 +140,17 @@ def _shown(
     for place, timesteps in groupby(steps, key=lambda step: step.step):
         of_step = list(timesteps)
         for timestep, step in enumerate(of_step, 1):
-            line = f"episode {number}, step {place + 1}/{length} {step.skill}, "
+            count = f" × {step.count}" if step.count > 1 else ""
+            line = f"episode {number}, step {place + 1}/{length} {step.skill}{count}, "
             line += f"expert {step.expert}, timestep {timestep}"
+            hold = _HANDED_ON * (timestep == len(of_step))
             if step.done:
                 ended = f"died: {step.cause}" if step.cause else "not done"
-                yield f"{line}: {'done' if step.success else ended}", step.frame, _LAST
-            else:
-                yield line, step.frame, _HANDED_ON * (timestep == len(of_step))
+                line, hold = f"{line}: {'done' if step.success else ended}", _LAST
+            yield "\n".join([line, *_player(step)]), step.frame, hold
+
+
+def _player(step: AgentStep) -> Iterator[str]:
+    """The lines of what the game says of the player."""
+    for values in filter(None, (step.intrinsics, step.inventory)):
+        yield ", ".join(f"{name.replace('_', ' ')} {n:.3g}" for name, n in values.items())

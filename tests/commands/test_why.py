@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from flowrl import cli
 from flowrl.measures.causes import Explanation, explain
+from flowrl.measures.episodes import EpisodesOrigin
 from flowrl.paths import GraphPaths
-from flowrl.runs import PlannedStep, StepEnds, read_result, write_result
+from flowrl.runs import PlannedStep, StepEnds, read_result, read_run, write_result
 from tests.commands.making import DONE, save
 from tests.parallel.making import TABLE, WOOD
+from tests.viewing.test_episodes import recorded
 
 NAMES = ("Collect Wood", "Place Furnace", "Make Iron Pickaxe")
 PLAN = tuple(PlannedStep(skill=name, count=1, expert=n) for n, name in enumerate(NAMES))
@@ -101,6 +106,44 @@ def test_the_command_says_it_in_a_screen_and_in_json(weak, flowrl):
     assert lines[-1].startswith("remedy: ")
     assert len(lines) < 24
     assert json.loads(flowrl("why", weak.root, "1", "--json").out)["losses"][1]["lost"] == 0.4
+
+
+@pytest.mark.parametrize(
+    ("lengths", "number"),
+    [([2, 2], 2), ([1, 1, 1, 1], 4), ([2], None), ([1, 1], None)],
+    ids=["the only failure", "an earlier step fails, too", "no failure", "in another step"],
+)
+def test_a_recorded_failure_in_the_worst_step_is_named(weak, flowrl, lengths, number):
+    """Every other recorded episode fails; the plan's second step begins at the third timestep."""
+    archive = weak.archive(1, TABLE)
+    origin = EpisodesOrigin.of(read_run(archive), generation=1, seed=0)
+    file = archive.folder / "episodes.npz"
+    file.write_bytes(replace(recorded(lengths), origin=origin).encode())
+    command = f"flowrl play {weak.root} '{TABLE}' --recorded --first {number} --episodes 1"
+    seen = f"see it: {command}" if number else ""
+    lines = flowrl("why", weak.root, TABLE).out.splitlines()
+    assert [line for line in lines if line.startswith("see")] == ([seen] if seen else [])
+    assert json.loads(flowrl("why", weak.root, TABLE, "--json").out)["see"] == seen
+
+
+def test_a_recording_without_the_plans_steps_is_one_line(weak, flowrl):
+    file = weak.archive(1, TABLE).folder / "episodes.npz"
+    np.savez(
+        file,
+        record=np.array("{}"),
+        **{name: column for name, column in recorded([2]).columns.items() if name != "steps"},
+    )
+    line = flowrl("why", weak.root, TABLE).out.splitlines()[-1]
+    assert line.startswith(f"no episode of it can be seen: {file} cannot be read: ")
+    assert line.endswith("; record again with flowrl evaluate --record")
+
+
+def test_why_loads_no_jax(weak):
+    code = (
+        f"import sys; from flowrl import cli; cli.main(['why', {str(weak.root)!r}, {TABLE!r}]); "
+        "assert 'jax' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_status_says_the_first_line_of_it(weak, capsys):

@@ -61,6 +61,7 @@ assert len(episodes) == 200
 for episode in episodes:
     steps = [*agent.replay("Bake Pie", episode)]
     assert [step.reward for step in steps] == episode.rewards.tolist()
+    assert [step.step for step in steps] == episode.steps.tolist()
     assert steps[-1].success == episode.success
 digests = episodes[6].digests.copy()
 digests[1] += 1

@@ -279,6 +279,18 @@ def test_the_kept_moments_have_the_features_of_the_game(env_name, worlds_of):
 
 
 @pytest.mark.parametrize("env_name", [CLASSIC, FULL])
+def test_films_are_told_what_the_player_has(env_name, worlds_of):
+    env, worlds = worlds_of(env_name)
+    world = scrambled(jax.tree.map(lambda leaf: leaf[0], worlds), np.random.default_rng(1))
+    intrinsics, items = env.player(world)
+    told = dict(zip(env.game.intrinsics, intrinsics.tolist(), strict=True))
+    assert told == {name: float(getattr(world, f"player_{name}")) for name in told}
+    assert len(told) == 4
+    held = {item: int(np.sum(getattr(world.inventory, item))) for item in sorted(env.game.items)}
+    assert dict(zip(held, items.tolist(), strict=True)) == held
+
+
+@pytest.mark.parametrize("env_name", [CLASSIC, FULL])
 def test_the_kept_moments_are_varied(env_name):
     leaves = _leaves(find_game(env_name).make().moments())
     assert {len(leaf) for leaf in leaves.values()} == {48}

@@ -123,6 +123,13 @@ def test_a_new_game_is_checked_trained_and_taken_out(gymnax, tmp_path):
     run(*words("export", graph, "-o", tmp_path / "agent"))
     acting = f"import flowrl\nagent = flowrl.load_agent({str(tmp_path / 'agent')!r})\n"
     run(sys.executable, "-c", acting + "assert len([*agent.play('Hold On', seed=0)]) > 30\n")
+    env["JAX_PLATFORMS"] = "none"  # told before JAX does anything
+    for place in (graph, tmp_path / "agent"):
+        played = words("play", place, "Hold On", "-o", tmp_path / "film.gif")
+        refused = subprocess.run(played, env=env, text=True, capture_output=True, check=False)
+        assert refused.returncode == 2
+        said = "flowrl: the game Balance-v1 draws no pictures; give it a renderer (docs/how-to.md, "
+        assert refused.stderr == f"{said}Train your own game), or use flowrl evaluate\n"
 
 
 SKILL = """name = "Break Bricks"

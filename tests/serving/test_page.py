@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from flowrl.parallel.health import DaemonLock
 from tests.commands.conftest import template  # noqa: F401 — the fixture
-from tests.commands.making import DONE, FAILED, HELD, WAITING, running, save, tell_progress
+from tests.commands.making import (
+    DONE,
+    FAILED,
+    HELD,
+    WAITING,
+    running,
+    save,
+    tell_progress,
+    write_log,
+)
 from tests.games.test_a_game_of_ones_own import FLAGS, installed
-from tests.serving.making import a_graph, a_judge, hostile_names
+from tests.serving.making import a_graph, a_judge, hostile_names, write_run
+from tests.serving.test_server import asked, stream
 from tests.waiting import limit, until
 
 pytest.importorskip("flowrl.serving.app", reason="pip install '.[web]' is missing")
@@ -183,14 +197,60 @@ def test_who_merged_what_is_told(template, serve, page):  # noqa: F811
     expect(lines.first).to_contain_text("Collect Wood (")
 
 
-@pytest.mark.parametrize("width", [360, 1280, 1920])
-def test_nothing_is_wider_than_the_screen(tmp_path, serve, page, width):
+def test_ten_graphs_are_shown_by_one_server(tmp_path, serve, page):
+    """Each has a page that watches it, and its own answers, at once."""
+    roots = [tmp_path / f"graph{n}" for n in range(10)]
+    for root in roots:
+        write_run(save(root, (f"Skill of {root.name}", running())).run(0, f"Skill of {root.name}"))
+    served = serve(*roots)
+    pages = [page, *(page.context.new_page() for _ in range(2))]
+    for place, each in enumerate(pages):
+        shown(each, served)
+        each.locator("#graphs").select_option(str(roots[9 - place]))
+    for place, each in enumerate(pages):
+        expect(each.locator("#rows")).to_contain_text(f"Skill of graph{9 - place}")
+        expect(each.locator("#rows tr")).to_have_count(1)
+    with ExitStack() as streams, ThreadPoolExecutor(10) as threads:
+        lines = [streams.enter_context(stream(served, number)) for number in range(10)]
+        names = [f"Skill%20of%20graph{number}" for number in range(10)]
+        words = [f"/graphs/{number}/skill?skill={name}" for number, name in enumerate(names)]
+        answers = list(threads.map(partial(asked, served), words))
+        for number, (line, (code, _, content)) in enumerate(zip(lines, answers, strict=True)):
+            until(lambda line=line, number=number: f"graph{number}" in line.recv(2**20).decode())
+            assert (code, len(json.loads(content)["plan"])) == (200, 2)
+
+
+def test_a_hostile_log_is_shown_as_text(tmp_path, serve, page):
     graph_paths = a_graph(tmp_path / "graph")
+    log = graph_paths.run(1, "Place Table").training_log
+    hostile = "\x1b]0;evil\x07\x1b[31m<script>alert(1)</script>\0\u202e<img src=x onerror=alert(1)>"
+    page.set_viewport_size({"width": 360, "height": 800})
+    shown(page, serve(graph_paths.root))
+    for content, seen in ((hostile, "onerror=alert(1)>"), ("<b>x</b>" * 2**17, "</b><b>x</b>")):
+        write_log(log, f"{content}\nlast")
+        page.get_by_role("button", name="Place Table", exact=True).click()
+        said = page.locator("#skill-body pre")
+        expect(said).to_contain_text(seen)
+        assert said.text_content().endswith("\nlast")
+        assert said.locator("*").count() == 0
+        assert not {"\x1b", "\x07", "\0", "\u202e"} & set(said.text_content())
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360
+        page.keyboard.press("Escape")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 1280, 1920])
+def test_nothing_is_wider_than_the_screen(tmp_path, serve, page, width, scheme):
+    graph_paths = a_graph(tmp_path / "graph")
+    page.emulate_media(color_scheme=scheme)
     page.set_viewport_size({"width": width, "height": 800})
     shown(page, serve(graph_paths.root))
     page.get_by_role("button", name="Place Table", exact=True).click()
     expect(page.locator("#skill-body canvas").first).to_be_visible()
     assert page.evaluate("document.documentElement.scrollWidth") <= width
+    paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    bright = min(map(int, re.findall(r"\d+", paper)[:3])) > 127
+    assert bright == (scheme == "light")
 
 
 def test_a_graph_is_watched_while_it_trains(tmp_path, serve, page):

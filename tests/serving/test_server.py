@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import re
 import signal
@@ -17,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from flowrl import cli
@@ -67,6 +69,10 @@ def stream(served, graph: int = 0) -> Iterator[socket.socket]:
         line.connect(("127.0.0.1", served.port))
         line.sendall(f"GET /graphs/{graph}/events HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         yield line
+
+
+def connected(served) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", served.port), limit(20))
 
 
 def status_of(line: socket.socket) -> int:
@@ -196,7 +202,7 @@ def test_streams_are_bounded_and_given_back(served):
     lines = []
     try:
         for _ in range(app.MOST_STREAMS):
-            lines.append(socket.create_connection(("127.0.0.1", served.port), limit(20)))
+            lines.append(connected(served))
             lines[-1].sendall(b"GET /graphs/0/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert {status_of(line) for line in lines} == {200}
         code, _, content = asked(served, "/graphs/0/events")
@@ -213,14 +219,30 @@ def test_streams_are_bounded_and_given_back(served):
     until(is_free)
 
 
-def test_many_connections_are_refused_and_given_back(served):
-    lines = [
-        socket.create_connection(("127.0.0.1", served.port)) for _ in range(app.MOST_CONNECTIONS)
-    ]
+def test_silent_connections_lock_nobody_out(served):
+    """Also those that begin a request, or one more, and never end it."""
+    words = itertools.cycle([b"", b"GET / HT", b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\nG"])
+    lines = [connected(served) for _ in range(app.MOST_CONNECTIONS)]
+    for line, begun in zip(lines, words, strict=False):
+        line.sendall(begun)
     assert asked(served)[0] == 503
+    until(lambda: asked(served)[0] == 200)
+    until(lambda: not _connections(served))
     for line in lines:
         line.close()
-    until(lambda: asked(served)[0] == 200)
+
+
+def test_a_thousand_connections_are_refused_in_one_line_and_given_back(served):
+    psutil.Process(served.process.pid).rlimit(psutil.RLIMIT_NOFILE, (1024, 1024))
+    lines = [connected(served) for _ in range(1000)]
+    answers = [line.recv(12) for line in lines]
+    for line in lines:
+        line.close()
+    assert set(answers) == {b"HTTP/1.1 503", b""}
+    assert answers.count(b"") < 2 * app.MOST_CONNECTIONS  # let in, and ended as silent ones
+    assert asked(served)[0] == 200
+    (told,) = served.log.read_text().splitlines()
+    assert told.endswith(f" refused connections beyond {app.MOST_CONNECTIONS}")
 
 
 def test_a_slow_reader_is_dropped_and_keeps_nobody_waiting(tmp_path, serve):

@@ -33,6 +33,7 @@ def recorded(lengths: Sequence[int]) -> RecordedEpisodes:
         "lengths": np.array(lengths, np.int32),
         "success": np.arange(len(lengths)) % 2 == 0,
         "actions": np.arange(total, dtype=np.int16),
+        "steps": np.arange(total, dtype=np.int16) // 2,
         "step_keys": np.arange(2 * total, dtype=np.uint32).reshape(-1, 2),
         "rewards": np.arange(total, dtype=np.float32),
         "digests": np.arange(total, dtype=np.uint32),
@@ -51,6 +52,7 @@ def test_episodes_are_read_as_they_were_written(lengths):
         assert episode.success == (number % 2 == 1)
         assert episode.world_key.tolist() == [2 * number - 2, 2 * number - 1]
         assert episode.actions.tolist() == [*range(begun, begun + length)]
+        assert episode.steps.tolist() == [n // 2 for n in range(begun, begun + length)]
         assert len(episode.step_keys) == len(episode.digests) == len(episode.rewards) == length
         begun += length
 

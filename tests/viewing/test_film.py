@@ -6,6 +6,8 @@ import contextlib
 import io
 import re
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -55,11 +57,12 @@ def test_a_gif_holds_the_last_picture_as_long_as_it_says():
 
 @settings(max_examples=20, deadline=None)
 @given(caption=st.text(max_size=300), size=st.tuples(st.integers(1, 40), st.integers(1, 40)))
-def test_a_caption_changes_no_pixel_of_the_picture_and_no_size(caption, size):
-    """Names of skills are anything that can be printed; a film of any caption is the same size."""
+def test_a_caption_changes_no_pixel_of_the_picture_and_no_width(caption, size):
+    """Names of skills are anything that can be printed; no film has over six lines of them."""
     film, plain = a_film(2, size, caption), a_film(2, size, "")
     found, other = (pictures_in(encoded(each, ".gif", fps=5), ".gif")[0] for each in (film, plain))
-    assert found.shape == other.shape
+    assert found.shape[1] == other.shape[1]
+    assert 0 <= found.shape[0] - other.shape[0] < 100
     times = 320 // size[1]
     drawn = found[: size[0] * times, : size[1] * times]
     assert drawn.max() < 8, "the first picture is black"
@@ -123,7 +126,21 @@ def test_a_damaged_film_is_a_film_or_one_line(data):
 
 def test_a_caption_cannot_command_a_terminal():
     film = film_of(packed(**{**GOOD, "captions": ["\x1b]52;c;ZXZpbA==\x07\x1b[2J", "a\nb"]}))
-    assert not {"\x1b", "\x07", "\n"} & set("".join(film.captions))
+    assert not {"\x1b", "\x07"} & set("".join(film.captions))
+
+
+def test_the_lines_of_a_caption_are_below_every_picture_at_the_same_place():
+    """The first line of the second caption is too long for the picture."""
+    captions = ("step 1\nhealth 9\nwood 1", f"step 1: {'died ' * 30}\nhealth 0", "")
+    film = replace(a_film(3, (40, 80)), captions=captions)
+    assert len({found.shape for found in pictures_in(encoded(film, ".gif", fps=5), ".gif")}) == 1
+    screen = io.StringIO()
+    show(film, screen, fps=1000, columns=30, rows=12)
+    first, second, _ = (text.split("\n") for text in screen.getvalue().split("\x1b[H")[1:])
+    assert len(first) == len(second) <= 12
+    assert [line.strip() for line in first[-6:]] == ["step 1", "health 9", "wood 1", "", "", ""]
+    assert second[-6].startswith("step 1: died died")
+    assert all(len(line) <= 30 for line in second[-6:-1])
 
 
 def test_mp4_needs_its_extra(tmp_path, monkeypatch):
@@ -157,12 +174,15 @@ def steps_of(*places: int, success: bool = False, cause: str = "") -> list[Agent
             observation=np.zeros(1),
             skill=f"Skill {place}",
             step=place,
+            count=1 + 3 * (place == 3),
             expert=10 + place,
             action=0,
             reward=0.0,
             success=success and number == last,
             done=number == last,
             cause=cause if number == last else "",
+            intrinsics={"health": 9.0, "food": 0.125} if place == 3 else {},
+            inventory={"wood_pickaxe": 12} if place == 3 else {},
             frame=np.zeros((1, 1, 3), np.uint8),
         )
         for number, place in enumerate(places)
@@ -179,7 +199,8 @@ def test_captions_say_where_the_plan_is_and_how_the_episode_ended(ending, said):
         "episode 2, step 1/4 Skill 0, expert 10, timestep 1",
         "episode 2, step 1/4 Skill 0, expert 10, timestep 2",
         "episode 2, step 2/4 Skill 1, expert 11, timestep 1",
-        f"episode 2, step 4/4 Skill 3, expert 13, timestep 1: {said}",
+        f"episode 2, step 4/4 Skill 3 × 4, expert 13, timestep 1: {said}\n"
+        "health 9, food 0.125\nwood pickaxe 12",
     )
     assert holds == (0.0, 0.5, 0.5, 1.5)
 
@@ -205,20 +226,27 @@ class Lucky(Agent):
 def test_recorded_episodes_are_shown_as_far_as_there_are_some(monkeypatch):
     """The second and the fourth of five fail; a film of more than it holds is refused."""
     columns = {"lengths": np.ones(5, np.int32), "success": np.arange(5) % 2 == 0}
-    rows = ("world_keys", "actions", "step_keys", "rewards", "digests")
+    rows = ("world_keys", "actions", "steps", "step_keys", "rewards", "digests")
     columns |= {name: np.zeros(5, np.int32) for name in rows}
     origin = EpisodesOrigin(skill="a", env_name="b", module="c", generation=1, seed=2)
     recorded = RecordedEpisodes(origin=origin, columns=columns)
 
-    def said(episodes: int, **asked: bool) -> list[str]:
+    def captions(episodes: int, **asked: Any) -> list[str]:
         content = recorded_pictures(Lucky(), "Skill 1", recorded, episodes=episodes, **asked)
-        return [caption.rpartition(": ")[2] for caption in film_of(content).captions[1::2]]
+        return [*film_of(content).captions[1::2]]
+
+    def said(episodes: int, **asked: Any) -> list[str]:
+        return [caption.rpartition(": ")[2] for caption in captions(episodes, **asked)]
 
     assert said(3, failures=False) == ["done", "not done", "done"]
     assert said(9, failures=False) == ["done", "not done"] * 2 + ["done"]
     assert said(9, failures=True) == ["not done"] * 2
+    (shown,) = captions(1, failures=True, first=3)
+    assert shown.startswith("episode 4, ")
+    with pytest.raises(GraphError, match="no failure of Skill 1 is recorded from number 5 on; use"):
+        captions(1, failures=True, first=5)
     monkeypatch.setattr("flowrl.viewing.pictures._MOST", 6)
-    with pytest.raises(ConfigError, match="4 episodes of Skill 1 have over 6 timesteps, more than"):
+    with pytest.raises(ConfigError, match="up to number 4 have over 6 timesteps, more than"):
         said(9, failures=False)
     columns["success"][:] = True
     with pytest.raises(GraphError, match="no failure of Skill 1 is recorded; use flowrl evaluate"):

@@ -11,12 +11,18 @@ import pytest
 
 import flowrl
 from flowrl import cli
+from flowrl.api import PlayOrder
 from flowrl.errors import FileRefusedError
+from flowrl.measures.causes import EvaluationReport, StepRate
+from flowrl.measures.episodes import decode_episodes
 from flowrl.paths import GraphPaths
+from flowrl.runs import StepEnds
 from flowrl.serving.documents import film_of_skill
 from tests.parallel.making import WOOD, train
 from tests.viewing.making import a_row
 from tests.viewing.test_episodes import recorded
+
+ENDS = ("begun", "done", "died", "cut", "running", "timesteps")
 
 
 @pytest.fixture
@@ -42,6 +48,30 @@ def test_a_graph_that_is_removed_meanwhile_keeps_no_recording(graph_paths, monke
     with pytest.raises(FileRefusedError, match="is no graph"):
         flowrl.evaluate(graph_paths.root, WOOD, record=1)
     assert not graph_paths.root.exists()
+
+
+def test_a_recording_of_no_failure_is_kept_and_read(graph_paths, monkeypatch, capsysbinary):
+    """All episodes succeeded, and only failures were asked for."""
+    facts = {
+        "success_rate": 1.0,
+        "low": 1.0,
+        "high": 1.0,
+        "ends": StepEnds(**dict.fromkeys(ENDS, 0)),
+    }
+    step = StepRate(skill=WOOD, count=1, expert=0, successes=8, **facts)
+    numbers = {"mean_episode_length": 1.0, "mean_episode_return": 1.0, "deaths": 0.0}
+    names = {"graph": "g", "generation": 1, "skill": WOOD, "episodes": 8, "clipped_rewards": 0}
+    played = EvaluationReport(**names, **numbers, steps=(step,)), recorded([])
+    monkeypatch.setattr("flowrl.evaluation.evaluate", lambda *_, **__: played)
+
+    def run(order: PlayOrder, *_: object, **__: object) -> bytes:
+        order.work()
+        return capsysbinary.readouterr().out
+
+    monkeypatch.setattr("flowrl.api.confined_run", run)
+    assert flowrl.evaluate(graph_paths.root, WOOD, episodes=8, record_failures=2) == played[0]
+    file = graph_paths.archive(0, WOOD).folder / "episodes.npz"
+    assert len(decode_episodes(file.read_bytes(), str(file))) == 0
 
 
 def test_a_graph_that_is_removed_meanwhile_keeps_no_film(graph_paths, monkeypatch, capsys):
