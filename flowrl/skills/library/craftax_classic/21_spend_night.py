@@ -1,7 +1,7 @@
-"""Stay in a shelter near the plant until it is morning and hunger drives the player out."""
+"""Sleep in a shelter near the plant until it is light again and the player is hungry."""
 
 name = "Spend Night"
-requirements = {"home": "1", "fed": "1", "stone": "4"}
+requirements = {"home": "1", "fed": "1", "stone": "2"}
 consumption = {"fed": "1"}
 gain = {"night_spent": "1"}
 max_steps = 400
@@ -25,11 +25,17 @@ def _is_shelter(local_map):
     return 1.0 * (jnp.sum(cells) <= 3)
 
 
+def _is_morning(light_level, player_intrinsics):
+    """Whether the night is over: who began it fed is hungry by then, who slept is not tired."""
+    rested = jnp.logical_and(player_intrinsics[1] <= 4, player_intrinsics[3] >= 4)
+    return jnp.logical_and(light_level > 0.5, rested)
+
+
 def task_is_done(light_level, player_intrinsics, closest_blocks):
-    morning = jnp.logical_and(light_level > 0.5, player_intrinsics[1] <= 4)
     plant = jnp.sum(jnp.abs(closest_blocks[BlockType.PLANT.value, :, 0]))
     ripe = jnp.sum(jnp.abs(closest_blocks[BlockType.RIPE_PLANT.value, :, 0]))
-    return jnp.logical_and(morning, jnp.minimum(plant, ripe) <= 8)
+    home = jnp.minimum(plant, ripe) <= 8
+    return jnp.logical_and(home, _is_morning(light_level, player_intrinsics))
 
 
 def task_reward(
@@ -44,7 +50,8 @@ def task_reward(
     plant = jnp.sum(jnp.abs(closest_blocks[BlockType.PLANT.value, :, 0]))
     plant_before = jnp.sum(jnp.abs(closest_blocks_prev[BlockType.PLANT.value, :, 0]))
     to_plant = jnp.minimum(plant_before, 8) - jnp.minimum(plant, 8)
-    spent = (light_level > 0.5) * (player_intrinsics[1] <= 4) * (plant <= 8)
+    spent = (plant <= 8) * _is_morning(light_level, player_intrinsics)
     drank = jnp.maximum(player_intrinsics_diff[2], 0)
-    needs = 0.1 * player_intrinsics_diff[0] + 0.1 * drank + 0.05 * player_intrinsics_diff[3]
+    slept = jnp.maximum(player_intrinsics_diff[3], 0)
+    needs = 0.1 * (player_intrinsics_diff[0] + drank + slept)
     return spent + 0.02 * _is_shelter(local_map) + needs + 0.05 * to_plant + 0.1 * damage_dealt

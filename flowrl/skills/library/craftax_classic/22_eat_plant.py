@@ -5,7 +5,7 @@ requirements = {"home": "1", "night_spent": "1", "fed": "1"}
 consumption = {}
 gain = {"ate_plant": "1"}
 like = "Spend Night"
-max_steps = 600
+max_steps = 900  # to ripen, and to find the way back
 training = {"total_timesteps": 3_000_000}
 
 
