@@ -185,7 +185,7 @@ class EngineLauncher(Launcher):
         if job is not None and job.cause is not None:
             code = recorded.code if isinstance(recorded, Exited) else None
             return Exited(cause=job.cause, code=code, detail=job.detail)
-        return recorded or Lost(job.detail if job else unknown)
+        return recorded or Lost(_unrecorded(job, unstarted=unstarted) if job else unknown)
 
     def queued(self, handle: Handle) -> str:
         """Return why the engine has not started a run yet, "" once it has, or if it is unknown."""
@@ -264,6 +264,16 @@ def runner_line(job: Job, launch: str) -> str:
     runner = shlex.join([*python, str(RUNNER), str(JobPaths(folder).spec_json), launch])
     log = shlex.join([*python, str(LOG_WRITER), str(folder / job.log)])
     return f"exec {runner} > >(exec {log}) 2>&1"
+
+
+def _unrecorded(job: EngineJob, *, unstarted: bool) -> str:
+    """Return what is known of a job that left no record; its host may not see the folder."""
+    if not unstarted:
+        return job.detail
+    return (
+        f"{job.host or 'its host'} has written nothing to the graph's folder: it, flowrl and "
+        f"Python must have the same paths on all hosts; {job.detail}"
+    )
 
 
 def _is_stopped(outcome: Outcome) -> bool:

@@ -208,6 +208,19 @@ def test_launches_do_not_make_the_engine_list_its_jobs_again(make_job, monkeypat
     assert engine.calls == 1
 
 
+@pytest.mark.parametrize("beats", [False, True])
+def test_only_a_host_that_wrote_nothing_is_told_to_share_the_folder(make_job, beats):
+    engine, job = Engine(), make_job(SLEEP)
+    handle = engine.launch(job)
+    if beats:
+        JobPaths(job.folder).beat.touch()
+    engine.job = EngineJob(id="1", host="n1", detail="it left no record (job 1, FAILED)")
+    outcome = end_of(engine, handle, job)
+    assert isinstance(outcome, Lost)
+    assert outcome.detail.endswith("it left no record (job 1, FAILED)")
+    assert ("n1 has written nothing to the graph's folder" in outcome.detail) is not beats
+
+
 @pytest.mark.parametrize(("host", "ended"), [("", Exited), ("n1", Lost)])
 def test_only_a_job_that_no_host_was_given_is_cancelled_by_hand_without_a_record(
     make_job, host, ended
