@@ -18,6 +18,7 @@ from flowrl.experts.store import ExpertStore
 from flowrl.paths import GraphPaths
 from tests.games.test_a_game_of_ones_own import installed
 from tests.launchers.slurm_cluster import Cluster, cluster, missing
+from tests.machine import program
 from tests.waiting import until
 
 pytestmark = [
@@ -72,6 +73,29 @@ def test_experts_are_those_of_this_machine_and_a_killed_scheduler_adopts_its_job
     assert len(experts(tmp_path / "slurm")) == 2
     assert not list((tmp_path / "slurm" / "training_runs").glob("*.engine.json"))
     assert not list((tmp_path / "slurm" / "training_runs").glob("*.beat"))
+
+
+def test_an_sbatch_that_fails_in_the_middle_of_a_graph_costs_no_attempt(machines, tmp_path):
+    """Slurm is silent at the second submission, and refuses the third."""
+    real, calls = shutil.which("sbatch"), tmp_path / "calls"
+    lines = [
+        f'case "$*" in *--test-only*) exec {real} "$@" ;; esac',
+        f"echo x >> {calls}",
+        f"case $(wc -l < {calls}) in",
+        "2) echo 'sbatch: error: Unable to contact slurm controller' >&2; exit 1 ;;",
+        "3) echo 'sbatch: error: Batch job submission failed: QOSMax' >&2; exit 1 ;;",
+        "esac",
+        f'exec {real} "$@"',
+    ]
+    program(tmp_path / "bin" / "sbatch", "\n".join(lines))
+    env = {**os.environ, "PYTHONPATH": installed(tmp_path)}
+    env["PATH"] = f"{tmp_path / 'bin'}:{env['PATH']}"
+    daemon = train(tmp_path, "graph", "--launcher=slurm", "--max_retries=0", env=env)
+    _, said = daemon.communicate()
+    assert daemon.returncode == 0, said
+    assert calls.read_text().count("x") == 4
+    merged = ExpertStore(GraphPaths(tmp_path / "graph")).manifest().merged
+    assert [run.split(".")[1] for run in merged] == ["a1", "a1"]
 
 
 def test_status_tells_what_a_queued_run_waits_for_and_attach_what_shows_it(machines, tmp_path):
