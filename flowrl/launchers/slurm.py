@@ -113,7 +113,7 @@ class SlurmLauncher(EngineLauncher):
             *("--output=/dev/null", "--ntasks=1", "--no-requeue"),
             *(f"--chdir={job.folder.absolute()}", f"--signal=B:TERM@{_SAVE_SECONDS}"),
             *([f"--cpus-per-task={job.num_cpus}"] if job.num_cpus else []),
-            *self._options,
+            *(checked_options(job.engine_words) or self._options),
             script=_script(runner_line(job, launch)),
         )
         if done.returncode:

@@ -98,6 +98,23 @@ def test_an_sbatch_that_fails_in_the_middle_of_a_graph_costs_no_attempt(machines
     assert [run.split(".")[1] for run in merged] == ["a1", "a1"]
 
 
+def test_a_skill_asks_slurm_for_what_its_table_says(machines, tmp_path):
+    (tmp_path / "skills.toml").write_text(
+        '["Pick Berry"]\ncpus_per_run = 2\nslurm_args = ["partition=high", "time=9"]\n'
+    )
+    env = {**os.environ, "PYTHONPATH": installed(tmp_path)}
+    words = ("--launcher=slurm", "--slurm_args", "partition=low", "--skill_config=skills.toml")
+    daemon = train(tmp_path, "graph", *words, env=env)
+    _, said = daemon.communicate()
+    assert daemon.returncode == 0, said
+    listed = machines.call("squeue", "--noheader", "--states=all", "--format=%k %P %c %l")
+    jobs = [line.split() for line in listed.splitlines()]
+    merged = ExpertStore(GraphPaths(tmp_path / "graph")).manifest().merged
+    asked = [job[1:] for run in merged for job in jobs if job[0].startswith(f"{run}.")]
+    assert [words[:2] for words in asked] == [["high", "2"], ["low", "1"]]
+    assert asked[0][2] == "9:00"
+
+
 def test_status_tells_what_a_queued_run_waits_for_and_attach_what_shows_it(machines, tmp_path):
     env = {**os.environ, "PYTHONPATH": installed(tmp_path)}
     blocker = machines.call(
@@ -126,9 +143,13 @@ def test_status_tells_what_a_queued_run_waits_for_and_attach_what_shows_it(machi
     assert "showed no progress" not in said
 
 
-def test_a_bad_partition_is_one_line_and_nothing_on_disk(machines, tmp_path):
+@pytest.mark.parametrize(
+    "words", [("--slurm_args", "partition=none"), ("--skill_config=skills.toml",)]
+)
+def test_a_bad_partition_is_one_line_and_nothing_on_disk(machines, tmp_path, words):
+    (tmp_path / "skills.toml").write_text('["Bake Pie"]\nslurm_args = ["partition=none"]\n')
     env = {**os.environ, "PYTHONPATH": installed(tmp_path)}
-    daemon = train(tmp_path, "graph", "--launcher=slurm", "--slurm_args", "partition=none", env=env)
+    daemon = train(tmp_path, "graph", "--launcher=slurm", *words, env=env)
     _, said = daemon.communicate()
     assert daemon.returncode == 2
     assert len(said.strip().split("\n")) == 1
