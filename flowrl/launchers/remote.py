@@ -155,7 +155,8 @@ class EngineLauncher(Launcher):
         if record and record.launch != claim.launch:
             record = None  # of a launch that was taken for lost, and came to write it late
         recorded = run_status.recorded_end(record, handle, folder) if record else None
-        if recorded and not _is_stopped(recorded):
+        stopped = isinstance(recorded, Exited) and recorded.cause is ExitCause.STOPPED
+        if recorded and not stopped:  # else its engine may say by whom
             return recorded
         return self._outcome_by_engine(claim, folder, recorded)
 
@@ -274,8 +275,3 @@ def _unrecorded(job: EngineJob, *, unstarted: bool) -> str:
         f"{job.host or 'its host'} has written nothing to the graph's folder: it, flowrl and "
         f"Python must have the same paths on all hosts; {job.detail}"
     )
-
-
-def _is_stopped(outcome: Outcome) -> bool:
-    """Return whether a run ended as one that was asked to: its engine may say by whom."""
-    return isinstance(outcome, Exited) and outcome.cause is ExitCause.STOPPED
