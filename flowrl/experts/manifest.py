@@ -7,6 +7,7 @@ A damaged manifest is refused with the remedy; it is never begun anew.
 
 from __future__ import annotations
 
+import functools
 import os
 import pickle
 import re
@@ -22,7 +23,7 @@ from flowrl.runs import ExpertVersion
 from flowrl.storage import records
 from flowrl.storage.records import Natural, Word
 
-KEPT_GENERATIONS = 20
+KEPT_GENERATIONS = 20  # at least; up to twice as many are there before old ones are collected
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _VERSION = re.compile(r"v(?:[0-9]{6}|[1-9][0-9]{6,})-[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _HISTORY = re.compile(r"(?:0|[1-9][0-9]*)\.json")
@@ -108,12 +109,20 @@ def read(graph_paths: GraphPaths) -> Manifest:
         if past or any(graph_paths.skills.glob("*/run.json")):  # an archive comes after a manifest
             raise FileRefusedError(f"{graph_paths.manifest} is lost; {remedy}")
         return Manifest()
-    return read_file(graph_paths.manifest, remedy=remedy)
+    path = graph_paths.manifest
+    return _parsed(path, storage.read_bytes(path, remedy=remedy), remedy)
 
 
-def read_file(path: Path, *, remedy: str = records.RESTORE) -> Manifest:
+@functools.lru_cache(maxsize=2)  # a merge asks eight times, and parsing a large one takes seconds
+def _parsed(path: Path, content: bytes, remedy: str) -> Manifest:
+    return read_file(path, remedy=remedy, content=content)
+
+
+def read_file(
+    path: Path, *, remedy: str = records.RESTORE, content: bytes | None = None
+) -> Manifest:
     """Read one manifest file, the present one or one of the history."""
-    record = records.read(path, ManifestFile, remedy=remedy)
+    record = records.read(path, ManifestFile, remedy=remedy, content=content)
     experts = {version.index: version for version in record.experts}
     return Manifest(generation=record.generation, experts=experts, merged=record.merged)
 

@@ -272,15 +272,15 @@ class ExpertStore:
             return ()
         named = present.versions | set(pinned)
         oldest = present.generation - manifests.KEPT_GENERATIONS + 1
-        history = dict(manifests.read_history(self.graph_paths))
-        for generation, known in history.items():
+        for generation in manifests.generations(self.graph_paths):
             if generation < oldest:
                 storage.remove_file(manifests.history_file(self.graph_paths, generation))
-            elif known is None:
+        history = dict(manifests.read_history(self.graph_paths))
+        for generation, known in history.items():
+            if known is None:
                 logger.warning("nothing collected: generation %d is damaged", generation)
                 return ()
-            else:
-                named |= known.versions
+            named |= known.versions
         # A recent generation that the history has lost may have named what came in with it.
         lost = set(range(oldest, present.generation + 1)) - history.keys()
         orphans = tuple(

@@ -18,14 +18,7 @@ from typing import Any
 
 from flowrl.errors import ConfigError, LaunchError
 from flowrl.launchers.base import ExitCause, Job
-from flowrl.launchers.claims import LOST_SECONDS
-from flowrl.launchers.remote import (
-    SAVE_SECONDS,
-    EngineJob,
-    EngineLauncher,
-    UnansweredError,
-    runner_line,
-)
+from flowrl.launchers.remote import EngineJob, EngineLauncher, UnansweredError, runner_line
 
 _CALL_SECONDS, _MOST_BYTES = 15.0, 2**26
 _LIVE = frozenset({"PENDING", "RUNNING"})
@@ -63,16 +56,9 @@ class RayLauncher(EngineLauncher):
 
     engine = "ray"
 
-    def __init__(
-        self,
-        address: str,
-        resources: Sequence[str] = (),
-        *,
-        lost_after: float = LOST_SECONDS,
-        grace_seconds: float = SAVE_SECONDS,
-    ) -> None:
+    def __init__(self, address: str, resources: Sequence[str] = (), **seconds: float) -> None:
         """Take the job server's address, http://HOST:8265, and what each run needs."""
-        super().__init__(lost_after=lost_after, grace_seconds=grace_seconds)
+        super().__init__(**seconds)
         if not re.fullmatch(r"https?://[\w.\[\]:-]+(:\d+)?/?", address, re.ASCII):
             raise ConfigError(
                 f"--ray_address {address!r:.120}: give the job server as http://HOST:PORT"

@@ -155,7 +155,8 @@ class EngineLauncher(Launcher):
         if record and record.launch != claim.launch:
             record = None  # of a launch that was taken for lost, and came to write it late
         recorded = run_status.recorded_end(record, handle, folder) if record else None
-        if recorded and not _is_stopped(recorded):
+        stopped = isinstance(recorded, Exited) and recorded.cause is ExitCause.STOPPED
+        if recorded and not stopped:  # else its engine may say by whom
             return recorded
         return self._outcome_by_engine(claim, folder, recorded)
 
@@ -185,7 +186,7 @@ class EngineLauncher(Launcher):
         if job is not None and job.cause is not None:
             code = recorded.code if isinstance(recorded, Exited) else None
             return Exited(cause=job.cause, code=code, detail=job.detail)
-        return recorded or Lost(job.detail if job else unknown)
+        return recorded or Lost(_unrecorded(job, unstarted=unstarted) if job else unknown)
 
     def queued(self, handle: Handle) -> str:
         """Return why the engine has not started a run yet, "" once it has, or if it is unknown."""
@@ -266,6 +267,11 @@ def runner_line(job: Job, launch: str) -> str:
     return f"exec {runner} > >(exec {log}) 2>&1"
 
 
-def _is_stopped(outcome: Outcome) -> bool:
-    """Return whether a run ended as one that was asked to: its engine may say by whom."""
-    return isinstance(outcome, Exited) and outcome.cause is ExitCause.STOPPED
+def _unrecorded(job: EngineJob, *, unstarted: bool) -> str:
+    """Return what is known of a job that left no record; its host may not see the folder."""
+    if not unstarted:
+        return job.detail
+    return (
+        f"{job.host or 'its host'} has written nothing to the graph's folder: it, flowrl and "
+        f"Python must have the same paths on all hosts; {job.detail}"
+    )

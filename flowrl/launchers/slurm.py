@@ -14,25 +14,16 @@ from collections.abc import Mapping, Sequence
 
 from flowrl.errors import ConfigError, LaunchError
 from flowrl.launchers.base import ExitCause, Job
-from flowrl.launchers.claims import LOST_SECONDS
-from flowrl.launchers.remote import (
-    SAVE_SECONDS,
-    EngineJob,
-    EngineLauncher,
-    UnansweredError,
-    runner_line,
-)
+from flowrl.launchers.remote import EngineJob, EngineLauncher, UnansweredError, runner_line
 
 _CALL_SECONDS = 15.0
 _SAVE_SECONDS = 60  # before a time limit, for a checkpoint
-_OPTIONS = frozenset(
-    {
-        *("account", "constraint", "cpus-per-gpu", "cpus-per-task", "exclude", "exclusive", "gpus"),
-        *("gpus-per-node", "gpus-per-task", "gres", "hint", "licenses", "mem", "mem-per-cpu"),
-        *("mem-per-gpu", "nice", "nodelist", "partition", "prefer", "priority", "qos"),
-        *("reservation", "threads-per-core", "time", "time-min", "tmp"),
-    }
-)
+_NAMES = """
+account constraint cpus-per-gpu cpus-per-task exclude exclusive gpus gpus-per-node gpus-per-task
+gres hint licenses mem mem-per-cpu mem-per-gpu nice nodelist partition prefer priority qos
+reservation threads-per-core time time-min tmp
+"""
+_OPTIONS = frozenset(_NAMES.split())
 _VALUE = re.compile(r"[\w.,:=+*/@%&|!()\[\]-]*", re.ASCII)
 _ENVIRONMENT = re.compile(r"PATH|HOME|USER|LOGNAME|SHELL|LANG|TZ|SLURM_CONF|SBATCH_\w+")
 _QUEUED = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED"})
@@ -40,20 +31,15 @@ _LIVE = _QUEUED | {
     *("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"),
     *("SPECIAL_EXIT", "RESV_DEL_HOLD"),
 }
-_CAUSES = {
-    "CANCELLED": ExitCause.SESSION_KILLED,
-    "OUT_OF_MEMORY": ExitCause.OOM,
-    **dict.fromkeys(
-        ("TIMEOUT", "PREEMPTED", "NODE_FAIL", "BOOT_FAIL", "REVOKED"), ExitCause.SERVER_KILLED
-    ),
-}
-_WORDS = {
-    "CANCELLED": "it was cancelled in Slurm",
-    "OUT_OF_MEMORY": "Slurm ended it for lack of memory",
-    "TIMEOUT": "Slurm's time limit was reached",
-    "PREEMPTED": "Slurm gave its place to another job",
-    "NODE_FAIL": "its node failed",
-    "BOOT_FAIL": "its node did not start",
+_NO_RECORD = "it left no record"
+_ENDS = {  # of jobs that could leave none
+    "CANCELLED": (ExitCause.SESSION_KILLED, "it was cancelled in Slurm"),
+    "OUT_OF_MEMORY": (ExitCause.OOM, "Slurm ended it for lack of memory"),
+    "TIMEOUT": (ExitCause.SERVER_KILLED, "Slurm's time limit was reached"),
+    "PREEMPTED": (ExitCause.SERVER_KILLED, "Slurm gave its place to another job"),
+    "NODE_FAIL": (ExitCause.SERVER_KILLED, "its node failed"),
+    "BOOT_FAIL": (ExitCause.SERVER_KILLED, "its node did not start"),
+    "REVOKED": (ExitCause.SERVER_KILLED, _NO_RECORD),
 }
 
 
@@ -84,15 +70,9 @@ class SlurmLauncher(EngineLauncher):
 
     engine = "slurm"
 
-    def __init__(
-        self,
-        options: Sequence[str] = (),
-        *,
-        lost_after: float = LOST_SECONDS,
-        grace_seconds: float = SAVE_SECONDS,
-    ) -> None:
+    def __init__(self, options: Sequence[str] = (), **seconds: float) -> None:
         """Take words such as "partition=gpu" for every job; ConfigError."""
-        super().__init__(lost_after=lost_after, grace_seconds=grace_seconds)
+        super().__init__(**seconds)
         self._options = checked_options(options)
 
     def check(self) -> None:
@@ -100,7 +80,7 @@ class SlurmLauncher(EngineLauncher):
         if shutil.which("sbatch") is None:
             raise ConfigError("--launcher slurm: sbatch is missing; start flowrl on a login node")
         try:
-            done = _call("sbatch", "--test-only", *self._options, script=_script("exit 0"))
+            done = _call("sbatch", "--test-only", *self._options, script="exit 0")
         except UnansweredError as error:
             raise ConfigError(f"--launcher slurm: {error}; see sinfo, then start again") from error
         if done.returncode:
@@ -113,8 +93,8 @@ class SlurmLauncher(EngineLauncher):
             *("--output=/dev/null", "--ntasks=1", "--no-requeue"),
             *(f"--chdir={job.folder.absolute()}", f"--signal=B:TERM@{_SAVE_SECONDS}"),
             *([f"--cpus-per-task={job.num_cpus}"] if job.num_cpus else []),
-            *self._options,
-            script=_script(runner_line(job, launch)),
+            *(checked_options(job.engine_words) or self._options),
+            script=runner_line(job, launch),
         )
         if done.returncode:
             raise LaunchError(f"Slurm refuses {job.name}: {_reason(done)}")
@@ -135,21 +115,18 @@ class SlurmLauncher(EngineLauncher):
 
 
 def _engine_job(number: str, state: str, host: str, why: str) -> EngineJob:
+    cause, words = _ENDS.get(state, (None, _NO_RECORD))
     return EngineJob(
         id=number,
         queued=f"Slurm: {why}" if state in _QUEUED else "",
         live=state in _LIVE,
         host=host,
-        cause=_CAUSES.get(state),
-        detail=f"{_WORDS.get(state, 'it left no record')} (job {number}, {state})",
+        cause=cause,
+        detail=f"{words} (job {number}, {state})",
     )
 
 
-def _script(line: str) -> str:
-    return f"#!/bin/bash\n{line}\n"
-
-
-def _call(*words: str, script: str | None = None) -> subprocess.CompletedProcess[str]:
+def _call(*words: str, script: str = "") -> subprocess.CompletedProcess[str]:
     """Call a program of Slurm; UnansweredError if it does not answer in time.
 
     It gets none of the environment that it could pass on to nodes.
@@ -160,7 +137,7 @@ def _call(*words: str, script: str | None = None) -> subprocess.CompletedProcess
             words,
             check=False,
             env=env,
-            input=script or "",
+            input=script and f"#!/bin/bash\n{script}\n",
             capture_output=True,
             text=True,
             errors="replace",

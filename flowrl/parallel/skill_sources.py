@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any, get_args
 
 from flowrl import arguments, notices, storage
-from flowrl.config import BottomUpConfig, PPOConfig, flags, with_flags
+from flowrl.config import ENGINES, BottomUpConfig, LaunchConfig, PPOConfig, flags, with_flags
 from flowrl.errors import (
     ConfigError,
     FileRefusedError,
@@ -27,6 +27,7 @@ from flowrl.errors import (
 )
 from flowrl.experts.store import ExpertStore
 from flowrl.games.base import check_coverage, find_game
+from flowrl.launchers.slurm import checked_options
 from flowrl.parallel.training_setup import live_runs, readable_runs
 from flowrl.paths import GraphPaths
 from flowrl.runs import read_run
@@ -40,6 +41,7 @@ logger = logging.getLogger(__name__)
 
 _NOTICE = "library"
 _TABLE = "--skill_config"
+_OF_ENGINE = ("cpus_per_run", "slurm_args")  # keys of such a table, beside a skill's settings
 GIVEN = (*get_args(arguments.Origin), _TABLE)  # origins of settings that a user gave a start
 _COMMON = ("env_name", "layer_size", "activation", "sight")
 
@@ -128,6 +130,7 @@ class SkillConfig:
 
     ppo: PPOConfig
     origins: Mapping[str, str]  # flag → "command line", "skill file" and so on
+    launch: LaunchConfig
 
 
 def for_skill(
@@ -136,6 +139,7 @@ def for_skill(
     of_file: Mapping[str, Any],
     of_toml: Mapping[str, Any],
     of_sweep: Mapping[str, Any] = MappingProxyType({}),
+    of_engine: Mapping[str, Any] = MappingProxyType({}),
 ) -> SkillConfig:
     """Return how a skill is trained, or raise ConfigError if the values make no sense together.
 
@@ -156,7 +160,26 @@ def for_skill(
         ppo = dataclasses.replace(ppo, num_devices=config.schedule.devices_per_run)
     ppo.check()
     check_coverage(ppo, origins)
-    return SkillConfig(ppo=ppo, origins=origins)
+    return SkillConfig(ppo=ppo, origins=origins, launch=_launch(config, of_engine))
+
+
+def _launch(config: BottomUpConfig, table: Mapping[str, Any]) -> LaunchConfig:
+    """Return what an engine is asked for by a skill's runs; other launchers ask for nothing."""
+    words, cpus = table.get("slurm_args", []), table.get("cpus_per_run")
+    if not (isinstance(words, list) and all(isinstance(word, str) for word in words)):
+        raise ConfigError('slurm_args is no list of words; write ["partition=gpu"]')
+    checked_options(words)
+    launch = config.launch
+    given = config.origins.get("cpus_per_run", "config file") != "config file"
+    if cpus is not None:
+        cpus = arguments.value_of(LaunchConfig, "cpus_per_run", [str(cpus)], _TABLE)
+    if launch.launcher not in ENGINES:
+        return launch  # so that the same file is of use on a laptop
+    return dataclasses.replace(
+        launch,
+        cpus_per_run=launch.cpus_per_run if given or cpus is None else cpus,
+        slurm_args=(*launch.slurm_args, *words),  # of two words sbatch takes the last
+    )
 
 
 def skill_configs(config: BottomUpConfig, skills: Mapping[str, Skill]) -> Mapping[str, SkillConfig]:
@@ -175,10 +198,16 @@ def skill_configs(config: BottomUpConfig, skills: Mapping[str, Skill]) -> Mappin
     settings: dict[str, SkillConfig] = {}
     for name, skill in skills.items():
         try:
-            of_toml = skill_settings(tables.get(name, {}))
+            table = dict(tables.get(name, {}))
+            of_engine = {key: table.pop(key) for key in _OF_ENGINE if key in table}
+            of_toml = skill_settings(table)
             tuned = skill_settings(read_tuned(graph_paths, name))
             settings[name] = for_skill(
-                config, of_file=skill.training, of_toml=of_toml, of_sweep=tuned
+                config,
+                of_file=skill.training,
+                of_toml=of_toml,
+                of_sweep=tuned,
+                of_engine=of_engine,
             )
         except ConfigError as error:
             place = f" ({path})" if name in tables else ""

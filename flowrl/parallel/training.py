@@ -181,7 +181,8 @@ def _open(graph_paths: GraphPaths, config: BottomUpConfig) -> OpenedGraph:
         trust=config.graph.trust_skills,
         confine=confinement.in_folder,
     )
-    check_machine(graph_paths.root, config.ppo, config.launch)
+    for launch in {config.launch, *(each.launch for each in skills.values())}:
+        check_machine(graph_paths.root, config.ppo, launch)
     refuse_shared_folder(graph_paths.root, trust=config.graph.trust_folder)
     return OpenedGraph(
         graph=graph,

@@ -202,7 +202,8 @@ class TrainingBackend:
             folder=prepared.run_folder.resolve(),
             results=(prepared.run_paths.result_json.name,),
             cpus=() if request.devices else self._cpus(prepared.run_folder),
-            num_cpus=self._config.launch.cpus_per_run,
+            num_cpus=self._of(request.skill).launch.cpus_per_run,
+            engine_words=self._of(request.skill).launch.slurm_args,
             sandbox=self.confinement.around(
                 RunPaths(prepared.run_folder.resolve(), prepared.run.expert),
                 cwd=Path.cwd(),
@@ -218,7 +219,7 @@ class TrainingBackend:
         passed = self._config.launch.pass_env
         neighbours = self._neighbours(request)
         env = sandbox.child_env(request.devices, skills_per_gpu=neighbours, passed=passed)
-        if _asks_for_gpus(self._config.launch) and "JAX_PLATFORMS" not in os.environ:
+        if _asks_for_gpus(self._of(request.skill).launch) and "JAX_PLATFORMS" not in os.environ:
             del env["JAX_PLATFORMS"]  # of a machine without them
         return sandbox.confined_env(env, passed) if self.confinement.program else env
 
@@ -237,9 +238,10 @@ class TrainingBackend:
         if config.acting_threads is not None or env.get("JAX_PLATFORMS") != "cpu":
             return words
         free = len(os.sched_getaffinity(0)) // self._side_by_side
-        if self._config.launch.launcher in ENGINES:
+        launch = self._of(request.skill).launch
+        if launch.launcher in ENGINES:
             free = 1  # what an engine gives without being asked
-        cpus = (self._config.launch.cpus_per_run or free) // config.replicas
+        cpus = (launch.cpus_per_run or free) // config.replicas
         devices = number or sandbox.host_devices(env)
         trainer = dataclasses.replace(config, num_devices=devices).of_replica()
         return (*words, f"--acting_threads={threads_for(trainer, cpus)}")

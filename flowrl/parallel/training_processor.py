@@ -31,7 +31,7 @@ from flowrl.errors import (
 )
 from flowrl.experts import array_check, repair
 from flowrl.experts.array_check import ArrayReport
-from flowrl.experts.manifest import Manifest
+from flowrl.experts.manifest import KEPT_GENERATIONS, Manifest, generations
 from flowrl.experts.merge import (
     Candidate,
     MergeDecision,
@@ -136,9 +136,10 @@ def merge_run(
 
 
 def archive_run(graph_paths: GraphPaths, run_paths: RunPaths) -> None:
-    """Do the second half: archive a merged run's records, remove its folder, collect garbage.
+    """Do the second half: archive a merged run's records, remove its folder.
 
-    `recover_graph` completes it at the next start. FileRefusedError: the folder is not the run's.
+    Once in 20 merges it collects old versions. `recover_graph` completes it at the next start.
+    FileRefusedError: the folder is not the run's.
     """
     if not run_paths.folder.is_dir():
         return
@@ -150,7 +151,8 @@ def archive_run(graph_paths: GraphPaths, run_paths: RunPaths) -> None:
             raise FileRefusedError(f"{run_paths.folder} is not the folder of run {run.run_id}")
         comparisons.clear(graph_paths.comparisons / run.run_id)
         _move_to_archive(run_paths, graph_paths.archive(run.expert, run.skill))
-        store.collect_garbage(pinned_versions(graph_paths))
+        if len(generations(graph_paths)) >= 2 * KEPT_GENERATIONS:  # it reads many manifests
+            store.collect_garbage(pinned_versions(graph_paths))
 
 
 def recover_graph(graph_paths: GraphPaths) -> None:

@@ -96,10 +96,18 @@ def read_bytes(path: Path, *, limit_bytes: int = READ_LIMIT_BYTES, remedy: str =
 
 
 def read_json(
-    path: Path, *, limit_bytes: int = READ_LIMIT_BYTES, remedy: str = _REMEDY
+    path: Path,
+    *,
+    limit_bytes: int = READ_LIMIT_BYTES,
+    remedy: str = _REMEDY,
+    content: bytes | None = None,
 ) -> dict[str, Any]:
-    """Read one JSON object without NaN; raises FileRefusedError, or as `read_bytes` does."""
-    content = read_bytes(path, limit_bytes=limit_bytes, remedy=remedy)
+    """Read one JSON object without NaN; `content` is what `read_bytes` has read already.
+
+    Raises FileRefusedError, or as `read_bytes` does.
+    """
+    if content is None:
+        content = read_bytes(path, limit_bytes=limit_bytes, remedy=remedy)
     try:
         document = json.loads(content, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:

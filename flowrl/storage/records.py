@@ -65,12 +65,16 @@ def read(
     sealed: bool = True,
     limit_bytes: int = READ_LIMIT_BYTES,
     remedy: str = RESTORE,
+    content: bytes | None = None,
 ) -> Record:
     """Read a record of this dataclass; with `sealed=False` the seal may be missing.
 
+    The `content` of the file is given if it was read already.
     FormatVersionError: its format is not 1. FileRefusedError: anything else; it says the `remedy`.
     """
-    document = read_document(path, sealed=sealed, limit_bytes=limit_bytes, remedy=remedy)
+    document = read_document(
+        path, sealed=sealed, limit_bytes=limit_bytes, remedy=remedy, content=content
+    )
     try:
         return from_json(kind, document)
     except MalformedError as error:
@@ -78,10 +82,15 @@ def read(
 
 
 def read_document(
-    path: Path, *, sealed: bool = True, limit_bytes: int = READ_LIMIT_BYTES, remedy: str = RESTORE
+    path: Path,
+    *,
+    sealed: bool = True,
+    limit_bytes: int = READ_LIMIT_BYTES,
+    remedy: str = RESTORE,
+    content: bytes | None = None,
 ) -> dict[str, Any]:
     """Read a record as plain JSON values, without `format` and seal; raises as `read` does."""
-    document = read_json(path, limit_bytes=limit_bytes, remedy=remedy)
+    document = read_json(path, limit_bytes=limit_bytes, remedy=remedy, content=content)
     if "format" not in document:
         raise FileRefusedError(f"{path} is no record of flowrl: it has no format; {remedy}")
     version = document.pop("format")

@@ -5,6 +5,7 @@ import errno
 import itertools
 import json
 import multiprocessing
+import os
 import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -313,6 +314,21 @@ def test_garbage_is_what_no_kept_manifest_names(store, graph_paths):
     assert [path.name for path in gone] == ["v000002-r1", "v000003-r2"]
     assert manifests.generations(graph_paths) == tuple(range(4, kept + 4))
     assert contents(graph_paths) == {0: (kept + 3, f"r{kept + 2} of 0")}
+
+
+def test_a_manifest_is_parsed_once_and_any_change_of_its_file_is_seen(store, graph_paths):
+    merge(store, "r0", expert=0, acted=1)
+    first, status = store.manifest(), graph_paths.manifest.stat()
+    assert store.manifest() is first
+    content = graph_paths.manifest.read_bytes()
+    graph_paths.manifest.write_bytes(content.replace(b'"r0"', b'"rX"'))
+    os.utime(graph_paths.manifest, ns=(status.st_atime_ns, status.st_mtime_ns))
+    with pytest.raises(FileRefusedError, match="not what its seal says"):
+        store.manifest()
+    graph_paths.manifest.write_bytes(content)
+    assert store.manifest() is first
+    merge(store, "r1", expert=0, acted=2)
+    assert store.manifest().generation == 2
 
 
 def test_a_damaged_history_keeps_every_version(store, graph_paths):

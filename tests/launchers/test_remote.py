@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -9,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from flowrl.errors import BusyError
-from flowrl.launchers import claims, remote, run_status, runner
+from flowrl.launchers import claims, remote, run_status, runner, slurm
 from flowrl.launchers.base import ExitCause, Exited, Finished, Job, Lost
 from flowrl.launchers.local import LocalLauncher
 from flowrl.launchers.remote import EngineJob, EngineLauncher, UnansweredError
@@ -207,6 +208,75 @@ def test_launches_do_not_make_the_engine_list_its_jobs_again(make_job, monkeypat
         handles.append((engine.launch(job), job))
         assert [engine.poll(handle, one.folder) for handle, one in handles] == [None] * (number + 1)
     assert engine.calls == 1
+
+
+@pytest.mark.parametrize("beats", [False, True])
+def test_only_a_host_that_wrote_nothing_is_told_to_share_the_folder(make_job, beats):
+    engine, job = Engine(), make_job(SLEEP)
+    handle = engine.launch(job)
+    if beats:
+        JobPaths(job.folder).beat.touch()
+    engine.job = EngineJob(id="1", host="n1", detail="it left no record (job 1, FAILED)")
+    outcome = end_of(engine, handle, job)
+    assert isinstance(outcome, Lost)
+    assert outcome.detail.endswith("it left no record (job 1, FAILED)")
+    assert ("n1 has written nothing to the graph's folder" in outcome.detail) is not beats
+
+
+@pytest.mark.parametrize(
+    ("state", "host", "cause", "words"),
+    [
+        ("OUT_OF_MEMORY", "n1", ExitCause.OOM, "for lack of memory"),
+        ("NODE_FAIL", "n1", ExitCause.SERVER_KILLED, "its node failed"),
+        ("BOOT_FAIL", "", ExitCause.SERVER_KILLED, "its node did not start"),
+        ("TIMEOUT", "n1", ExitCause.SERVER_KILLED, "time limit was reached"),
+        ("PREEMPTED", "n1", ExitCause.SERVER_KILLED, "gave its place to another job"),
+        ("REVOKED", "", ExitCause.SERVER_KILLED, "left no record"),
+        ("CANCELLED", "", ExitCause.SESSION_KILLED, "cancelled in Slurm"),
+        ("CANCELLED", "n1", None, "cancelled in Slurm"),
+        ("FAILED", "n1", None, "left no record"),
+        ("COMPLETED", "n1", None, "left no record"),
+        ("A_NEW_STATE", "n1", None, "left no record"),
+    ],
+)
+def test_each_end_in_slurm_without_a_record_has_its_cause(make_job, state, host, cause, words):
+    engine, job = Engine(), make_job(SLEEP)
+    handle = engine.launch(job)
+    engine.job = slurm._engine_job("7", state, host, "None")
+    assert engine.poll(handle, job.folder) is None  # its beat may come
+    time.sleep(0.1)
+    outcome = engine.poll(handle, job.folder)
+    assert isinstance(outcome, Lost if cause is None else Exited)
+    assert getattr(outcome, "cause", None) is cause
+    assert words in outcome.detail
+    assert f"(job 7, {state})" in outcome.detail
+
+
+@pytest.mark.parametrize("state", ["PENDING", "REQUEUED", "RUNNING", "SUSPENDED", "COMPLETING"])
+def test_a_job_that_slurm_keeps_is_not_dead(make_job, state):
+    engine, job = Engine(lost_after=0.0), make_job(SLEEP)
+    handle = engine.launch(job)
+    engine.job = slurm._engine_job("7", state, "", "Resources")
+    for _ in range(2):
+        assert engine.poll(handle, job.folder) is None
+        time.sleep(0.1)
+    queued = state in ("PENDING", "REQUEUED")
+    assert engine.queued(handle) == ("Slurm: Resources" if queued else "")
+
+
+@pytest.mark.parametrize("hours", [-1, 1], ids=["behind", "ahead"])
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_beat_of_a_clock_that_is_an_hour_off_counts_while_it_moves(make_job, hours, answers):
+    engine, job = Engine(lost_after=0.3), make_job(SLEEP)
+    handle, beat = engine.launch(job), JobPaths(job.folder).beat
+    beat.touch()
+    engine.job, engine.answers = None, answers  # the engine has forgotten it, or is silent
+    for number in range(8):
+        os.utime(beat, (time.time(), time.time() + 3600 * hours + number))
+        assert engine.poll(handle, job.folder) is None
+        time.sleep(0.1)
+    time.sleep(0.4)
+    assert isinstance(engine.poll(handle, job.folder), Lost)
 
 
 @pytest.mark.parametrize(("host", "ended"), [("", Exited), ("n1", Lost)])

@@ -19,6 +19,7 @@ from flowrl.paths import JobPaths
 from tests.launchers.conftest import READY, SAVING, SLEEP, end_of, signal_to, start_of, until
 from tests.launchers.slurm_cluster import Cluster, cluster, missing
 from tests.machine import program
+from tests.parallel.test_shared_folder import hosts_can_be_made
 
 pytestmark = [
     pytest.mark.skipif(bool(missing()), reason=missing()),
@@ -222,6 +223,24 @@ def test_a_launch_that_comes_late_starts_nothing(launcher, make_job):
     launcher.submit(job, late)
     until(lambda: "has taken the place" in (job.folder / job.log).read_text())
     assert not (job.folder / "ran").exists()
+
+
+@pytest.mark.skipif(not hosts_can_be_made(), reason="unshare is not allowed here")
+def test_a_host_that_does_not_see_the_graphs_folder_is_named_with_the_remedy(broken, make_job):
+    job = make_job(QUICK)
+    broken.kill("slurmd.n2")
+    hidden = f"mount -t tmpfs none {job.folder.parent} && exec slurmd -N n2"
+    broken._run("unshare", "--mount", "sh", "-c", hidden)
+    until(lambda: broken.idle() == 2)
+    launcher = SlurmLauncher(["nodelist=n2"])
+    outcome = end_of(launcher, launcher.launch(job), job)
+    assert isinstance(outcome, Lost)
+    assert "n2 has written nothing to the graph's folder" in outcome.detail
+    assert "the same paths on all hosts" in outcome.detail
+    assert "FAILED" in outcome.detail
+    assert not claims.is_claimed(job.folder)
+    elsewhere = SlurmLauncher(["nodelist=n1"])
+    assert isinstance(end_of(elsewhere, elsewhere.launch(job), job), Finished)
 
 
 @pytest.mark.slow

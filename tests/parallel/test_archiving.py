@@ -7,7 +7,9 @@ import shutil
 import pytest
 
 from flowrl.errors import BusyError
+from flowrl.experts import manifest as manifests
 from flowrl.experts.merge import frame_count
+from flowrl.parallel import training_processor
 from flowrl.parallel.training_processor import archive_run, merge_run, recover_graph
 from flowrl.paths import GraphPaths
 from tests.parallel.making import WOOD, finish, prepare, train
@@ -76,6 +78,20 @@ def test_a_copy_of_a_merged_runs_folder_stays_what_it_is(tmp_path):
     assert copy.is_dir()
     assert not run_paths.folder.exists()
     assert (graph_paths.skill_folder(0, WOOD) / "result.json").exists()
+
+
+def test_old_versions_are_collected_once_in_twenty_merges(tmp_path, monkeypatch):
+    monkeypatch.setattr(training_processor, "KEPT_GENERATIONS", 3)
+    monkeypatch.setattr(manifests, "KEPT_GENERATIONS", 3)
+    graph_paths, seen = GraphPaths(tmp_path), []
+    for _ in range(10):
+        train(graph_paths, WOOD, 0, {}, acted={0: 50})
+        versions = list(graph_paths.expert_folder(0, WOOD).iterdir())
+        assert len(versions) == len([each for each in manifests.generations(graph_paths) if each])
+        seen.append(len(versions))
+    assert seen == [1, 2, 3, 4, 5, 3, 4, 5, 3, 4]
+    recover_graph(graph_paths)
+    assert len(list(graph_paths.expert_folder(0, WOOD).iterdir())) == 3
 
 
 def test_a_run_that_is_not_merged_is_not_put_away(tmp_path):

@@ -163,6 +163,32 @@ def test_a_claimed_folder_keeps_those_out_who_do_not_know_that_it_is_shared(tmp_
         DaemonLock(tmp_path / "daemon.lock").acquire()
 
 
+@pytest.mark.parametrize("hours", [-1, 1], ids=["behind", "ahead"])
+@pytest.mark.parametrize("alive", [True, False])
+def test_a_claim_of_a_clock_that_is_an_hour_off_counts_while_it_moves(
+    tmp_path, monkeypatch, hours, alive
+):
+    path, sleep = tmp_path / "daemon.claim", time.sleep
+    records.write(path, records.to_json(Holder.this()) | {"namespace": "pid:[1]", "host": "node7"})
+    times = [time.time() + 3600 * hours + number for number in range(100)]
+    os.utime(path, (times[0], times[0]))
+
+    def wait(seconds: float) -> None:
+        sleep(0.1)
+        os.utime(path, (times[0], times.pop() if alive else times[0]))
+
+    monkeypatch.setattr(shared_claim.time, "sleep", wait)
+    claim = SharedClaim(path, lost_after=0.5)
+    if alive:
+        with pytest.raises(BusyError, match="on node7"):
+            claim.acquire()
+    else:
+        claim.acquire()
+        claim.check()
+    claim.release()
+    assert path.exists() is alive
+
+
 @pytest.mark.parametrize("content", [b"", b"{}", b"\xff" * 100, b'{"format": 1, "pid": "x"}'])
 def test_a_damaged_claim_is_told_and_kept(tmp_path, content):
     (tmp_path / "daemon.claim").write_bytes(content)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flowrl import cli, notices, storage
-from flowrl.config import BottomUpConfig, GraphConfig, PPOConfig, parse
+from flowrl.config import BottomUpConfig, GraphConfig, LaunchConfig, PPOConfig, parse
 from flowrl.errors import ConfigError, FileRefusedError
 from flowrl.parallel import skill_sources
 from flowrl.parallel.skill_sources import (
@@ -51,6 +51,9 @@ def test_each_skill_is_trained_as_its_file_and_its_table_say(tmp_path):
         ('["Collect Wood"]\nlrr = 1\n', "'lrr' is no setting of"),
         ('["Collect Wood"]\nactivation = "relu"\n', "activation is the same for all skills"),
         ('["Collect Wood"]\nnum_minibatches = 7\n', "do not divide into --num_minibatches 7"),
+        ('["Collect Wood"]\nslurm_args = "mem=1"\n', 'no list of words; write ["partition=gpu"]'),
+        ('["Collect Wood"]\nslurm_args = ["wrap=id"]\n', "--slurm_args 'wrap=id': give NAME=VALUE"),
+        ('["Collect Wood"]\ncpus_per_run = -1\n', "--cpus_per_run (--skill_config) "),
         ("lr = 1\n", "'lr' stands outside of a table; write it below"),
         ("[", "skills.toml cannot be read: "),
     ],
@@ -59,6 +62,23 @@ def test_a_table_that_cannot_be_used_is_refused(tmp_path, text, complaint):
     with pytest.raises(ConfigError) as caught:
         skill_configs(toml(tmp_path, text), LIBRARY)
     assert complaint in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "given", "cpus", "words"),
+    [
+        ("slurm", {}, 8, ("partition=low", "partition=gpu")),
+        ("slurm", {"cpus_per_run": "command line"}, 2, ("partition=low", "partition=gpu")),
+        ("slurm", {"cpus_per_run": "config file"}, 8, ("partition=low", "partition=gpu")),
+        ("tmux", {}, 2, ("partition=low",)),
+    ],
+)
+def test_a_table_asks_an_engine_for_its_skill_alone(tmp_path, launcher, given, cpus, words):
+    config = toml(tmp_path, '["Collect Wood"]\ncpus_per_run = 8\nslurm_args = ["partition=gpu"]\n')
+    launch = LaunchConfig(launcher=launcher, cpus_per_run=2, slurm_args=("partition=low",))
+    found = skill_configs(dataclasses.replace(config, launch=launch, origins=given), LIBRARY)
+    assert (found[WOOD].launch.cpus_per_run, found[WOOD].launch.slurm_args) == (cpus, words)
+    assert found[TABLE].launch == launch
 
 
 def test_a_missing_file_of_settings_is_named():

@@ -17,6 +17,7 @@ from flowrl.experts.store import ExpertStore
 from flowrl.paths import GraphPaths
 from tests.games.test_a_game_of_ones_own import installed
 from tests.launchers.slurm_cluster import Cluster, cluster, missing
+from tests.machine import program
 from tests.waiting import until
 
 pytestmark = [
@@ -73,6 +74,46 @@ def test_experts_are_those_of_this_machine_and_a_killed_scheduler_adopts_its_job
     assert not list((tmp_path / "slurm" / "training_runs").glob("*.beat"))
 
 
+def test_an_sbatch_that_fails_in_the_middle_of_a_graph_costs_no_attempt(machines, tmp_path):
+    """Slurm is silent at the second submission, and refuses the third."""
+    real, calls = shutil.which("sbatch"), tmp_path / "calls"
+    lines = [
+        f'case "$*" in *--test-only*) exec {real} "$@" ;; esac',
+        f"echo x >> {calls}",
+        f"case $(wc -l < {calls}) in",
+        "2) echo 'sbatch: error: Unable to contact slurm controller' >&2; exit 1 ;;",
+        "3) echo 'sbatch: error: Batch job submission failed: QOSMax' >&2; exit 1 ;;",
+        "esac",
+        f'exec {real} "$@"',
+    ]
+    program(tmp_path / "bin" / "sbatch", "\n".join(lines))
+    env = {**os.environ, "PYTHONPATH": installed(tmp_path)}
+    env["PATH"] = f"{tmp_path / 'bin'}:{env['PATH']}"
+    daemon = train(tmp_path, "graph", "--launcher=slurm", "--max_retries=0", env=env)
+    _, said = daemon.communicate()
+    assert daemon.returncode == 0, said
+    assert calls.read_text().count("x") == 4
+    merged = ExpertStore(GraphPaths(tmp_path / "graph")).manifest().merged
+    assert [run.split(".")[1] for run in merged] == ["a1", "a1"]
+
+
+def test_a_skill_asks_slurm_for_what_its_table_says(machines, tmp_path):
+    (tmp_path / "skills.toml").write_text(
+        '["Pick Berry"]\ncpus_per_run = 2\nslurm_args = ["partition=high", "time=9"]\n'
+    )
+    env = {**os.environ, "PYTHONPATH": installed(tmp_path)}
+    words = ("--launcher=slurm", "--slurm_args", "partition=low", "--skill_config=skills.toml")
+    daemon = train(tmp_path, "graph", *words, env=env)
+    _, said = daemon.communicate()
+    assert daemon.returncode == 0, said
+    listed = machines.call("squeue", "--noheader", "--states=all", "--format=%k %P %c %l")
+    jobs = [line.split() for line in listed.splitlines()]
+    merged = ExpertStore(GraphPaths(tmp_path / "graph")).manifest().merged
+    asked = [job[1:] for run in merged for job in jobs if job[0].startswith(f"{run}.")]
+    assert [words[:2] for words in asked] == [["high", "2"], ["low", "1"]]
+    assert asked[0][2] == "9:00"
+
+
 def test_status_tells_what_a_queued_run_waits_for_and_attach_what_shows_it(machines, tmp_path):
     env = {**os.environ, "PYTHONPATH": installed(tmp_path)}
     blocker = machines.call(
@@ -99,9 +140,13 @@ def test_status_tells_what_a_queued_run_waits_for_and_attach_what_shows_it(machi
     assert daemon.returncode == 0, said
 
 
-def test_a_bad_partition_is_one_line_and_nothing_on_disk(machines, tmp_path):
+@pytest.mark.parametrize(
+    "words", [("--slurm_args", "partition=none"), ("--skill_config=skills.toml",)]
+)
+def test_a_bad_partition_is_one_line_and_nothing_on_disk(machines, tmp_path, words):
+    (tmp_path / "skills.toml").write_text('["Bake Pie"]\nslurm_args = ["partition=none"]\n')
     env = {**os.environ, "PYTHONPATH": installed(tmp_path)}
-    daemon = train(tmp_path, "graph", "--launcher=slurm", "--slurm_args", "partition=none", env=env)
+    daemon = train(tmp_path, "graph", "--launcher=slurm", *words, env=env)
     _, said = daemon.communicate()
     assert daemon.returncode == 2
     assert len(said.strip().split("\n")) == 1

@@ -385,11 +385,13 @@ def test_a_live_run_keeps_its_ancestors_from_the_garbage(trained):
     ancestor = ready.run.ancestors[0]
     for _ in range(22):
         train(trained, WOOD, 0, {}, acted={0: frames(trained)[0] + 1})
+    recover_graph(trained)
     names = {path.name for path in trained.expert_folder(0, WOOD).iterdir()}
     assert ancestor.version in names
     assert len(names) == 21
     finish(ready.run_paths, {3: 1})
     merge(trained, ready)
+    recover_graph(trained)
     assert not (trained.expert_folder(0, WOOD) / ancestor.version).exists()
 
 
