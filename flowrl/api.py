@@ -166,7 +166,7 @@ def _words(name: str, value: Any) -> list[str]:
     if value is None:
         return []
     if argument.type is bool:
-        return [f"--{name}" if value_given(place, bool, value) else f"--no-{name}"]
+        return [f"--{name}" if value_given(place, bool, value) else f"--no_{name}"]
     items = value if isinstance(value, list | tuple) else [value]
     if len(items) > 1 and not argument.many:
         raise ConfigError(f"{place} takes one value, not {len(items)}")

@@ -116,12 +116,12 @@ def other_flags(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Say each flag of `now` that had another value, both as plain JSON values.
 
     >>> other_flags({"seed": 1, "lr": [0.1], "sight": True}, {"lr": [0.2, 0.3], "sight": False})
-    ['--lr 0.1, not --lr 0.2 0.3', '--sight, not --no-sight']
+    ['--lr 0.1, not --lr 0.2 0.3', '--sight, not --no_sight']
     """
 
     def said(name: str, value: Any) -> str:
         if isinstance(value, bool):
-            return f"--{name}" if value else f"--no-{name}"
+            return f"--{name}" if value else f"--no_{name}"
         return " ".join([f"--{name}", *map(str, value if isinstance(value, list) else [value])])
 
     others = ((name, was.get(name), value) for name, value in now.items())
@@ -144,7 +144,7 @@ class Needs:
         """The first of the flags that would do, as it is written."""
         name, values = next(iter(self.any_of.items()))
         if isinstance(values[0], bool):
-            return f"--{name}" if values[0] else f"--no-{name}"
+            return f"--{name}" if values[0] else f"--no_{name}"
         return f"--{name} {' or '.join(map(str, values))}"
 
     def met(self, values: Mapping[str, Any]) -> bool:
@@ -272,7 +272,7 @@ def check_needs(kind: type, values: Mapping[str, Any], origins: Mapping[str, str
             continue
         overruled = {origins.get(each) for each in needs.any_of} & {"command line", "environment"}
         if origin == "command line" or (origin == "config file" and not overruled):
-            flag = f"--no-{name}" if value is False else f"--{name}"
+            flag = f"--no_{name}" if value is False else f"--{name}"
             place = "" if origin == "command line" else f" ({origin})"
             problem = f"{flag}{place} does nothing without {needs.remedy}"
             raise ConfigError(f"{problem}; add that, or leave it out")
@@ -347,7 +347,7 @@ def without_graph(given: Given) -> list[str]:
     words: list[str] = []
     for name, taken in given.items():
         if taken in (["true"], ["false"]):
-            words.append(f"--{name}" if taken == ["true"] else f"--no-{name}")
+            words.append(f"--{name}" if taken == ["true"] else f"--no_{name}")
         elif name != _GRAPH:
             words += [f"--{name}={taken[0]}"] if taken[0][:2] == "--" else [f"--{name}", *taken]
     return words
@@ -461,7 +461,7 @@ def _following(argument: Argument, word: str, queue: deque[str]) -> list[str]:
     flag, equals, value = word.partition("=")
     if argument.type is bool:
         if equals or (queue and queue[0].lower() in _SWITCHES):
-            raise ConfigError(f"{flag} takes no value; to turn it off say --no-{argument.name}")
+            raise ConfigError(f"{flag} takes no value; to turn it off say --no_{argument.name}")
         return []
     taken = [value] if equals else []
     while not equals and queue and not queue[0].startswith("--") and (argument.many or not taken):

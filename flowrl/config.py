@@ -171,7 +171,7 @@ class PPOConfig(Configuration):
     checkpoint_seconds: Seconds = 300.0
     """Seconds between checkpoints that a killed run goes on from; 0 for none."""
     use_tensorboard: bool = False
-    """Write TensorBoard files into the run folder."""
+    """Write TensorBoard files into the run folder; pip install '.[tb]' brings it."""
     use_wandb: bool = False
     """Log to Weights & Biases (offline when there is no key); pip install '.[wandb]' brings it."""
     wandb_project: Annotated[str, Needs(use_wandb=True)] = "flowrl"
@@ -405,7 +405,7 @@ class BottomUpConfig(StartConfig):
       --total_timesteps N        environment steps of one run at most, as 5M or 5e7
       --success_state_rate R     end a run once this share of its episodes succeeds
       --skills_dir FOLDER        skill files of your own
-      --no-use_wandb             leave Weights & Biases out
+      --no_use_wandb             leave Weights & Biases out
 
     Examples:
       flowrl train exp/demo --target_skill "Make Wood Pickaxe" --total_timesteps 5M
@@ -491,7 +491,7 @@ def to_argv(config: Configuration) -> tuple[str, ...]:
     words: list[str] = []
     for name, value in flags(config).items():
         if isinstance(value, bool):
-            words.append(f"--{name}" if value else f"--no-{name}")
+            words.append(f"--{name}" if value else f"--no_{name}")
         elif isinstance(value, tuple):
             words.extend([f"--{name}", *map(str, value)] if value else [])
         elif value is not None:

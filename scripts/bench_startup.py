@@ -127,7 +127,7 @@ def ours(module: Path, cache: Path, *flags: str, **variables: str) -> tuple[floa
     """Seconds, and CPU seconds, until the trainer has written down its first update."""
     run_paths = RunPaths(module.parent, int(module.stem))
     run_paths.metrics.unlink(missing_ok=True)
-    flags = (f"--module_path={module}", *trainer_flags(), "--no-resume", *flags)
+    flags = (f"--module_path={module}", *trainer_flags(), "--no_resume", *flags)
     words = ["-m", "flowrl.ppo_flow", *flags]
     env = child_env(environ=environment(cache) | variables)
     return timed(

@@ -109,7 +109,7 @@ def test_the_environment_says_which_graph():
             "--anneal_lr takes no value; to turn it off say --no",
         ),
         (BottomUpConfig, "--strict true", "--strict takes no value"),
-        (CheckCommand, "--trace False a.py", "--trace takes no value; to turn it off say --no-tr"),
+        (CheckCommand, "--trace False a.py", "--trace takes no value; to turn it off say --no_tr"),
         (
             BottomUpConfig,
             "--gpu_ids=0 1",
@@ -254,7 +254,7 @@ def test_a_variable_of_ours_that_is_no_flag_is_refused(monkeypatch, flowrl):
 def test_the_programs_that_train_are_commands_with_the_same_flags(monkeypatch, word, program, kind):
     seen = []
     monkeypatch.setattr(program, "train", lambda config: seen.append(config) or 0)
-    assert cli.main([word, "exp/demo", "--lr", "3e-4", "--no-use_wandb"]) == 0
+    assert cli.main([word, "exp/demo", "--lr", "3e-4", "--no_use_wandb"]) == 0
     assert seen == [parse(kind, ["--graph-path=exp/demo", "--lr=3e-4"])]
 
 

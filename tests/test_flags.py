@@ -108,7 +108,7 @@ def bench(tmp_path, monkeypatch):
 def flag(name: str, value) -> list[str]:
     """A field's value as a user says it, and nothing else."""
     if isinstance(value, bool):
-        return [f"--{name}" if value else f"--no-{name}"]
+        return [f"--{name}" if value else f"--no_{name}"]
     if isinstance(value, tuple):
         return [f"--{name}", *map(str, value)]
     return [f"--{name}={value}"]

@@ -53,7 +53,7 @@ class CheckCommand:
     Examples:
       flowrl check my_skills
       flowrl check my_skills/*.py
-      flowrl check my_skills/*.py --no-trace
+      flowrl check my_skills/*.py --no_trace
       flowrl check my_skills/*.py --json | jq '.[].games'
       flowrl check --game Tiny-v1
     """

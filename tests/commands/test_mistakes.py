@@ -144,7 +144,8 @@ def odd_files(folder: Path) -> dict[str, Path]:
 @pytest.mark.parametrize(
     "line",
     ["train --config", "sequential --config", "sweep --vary lr=log:1e-4:1e-2 --skill X --config",
-     "train --skill_config", "sequential --skill_config", "check"],
+     "train --skill_config", "sequential --skill_config", "check",
+     "sweep ../graph --skill X --space"],
 )  # fmt: skip
 @pytest.mark.parametrize(
     "kind",
@@ -154,6 +155,7 @@ def odd_files(folder: Path) -> dict[str, Path]:
 def test_no_odd_file_is_waited_for_or_believed(tmp_path, monkeypatch, capsys, line, kind):
     (tmp_path / "files").mkdir()
     (tmp_path / "here").mkdir()
+    (tmp_path / "graph" / "checkpoints").mkdir(parents=True)
     path = odd_files(tmp_path / "files")[kind]
     monkeypatch.chdir(tmp_path / "here")
     words = [*line.split(), str(path)]

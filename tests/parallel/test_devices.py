@@ -42,7 +42,7 @@ TMUX = ("--launcher=tmux", "--tmux_socket=test")
 TINY = (
     *("--num_envs=32", "--num_steps=16", "--num_minibatches=4", "--update_epochs=1"),
     *("--total_timesteps=2048", "--max_task_steps=40", "--success_state_rate=0"),
-    *("--min_success_rate=0", "--no-use_wandb"),
+    *("--min_success_rate=0", "--no_use_wandb"),
 )
 SAPLING, DRINK = "Collect Sapling", "Collect Drink"
 

@@ -19,7 +19,7 @@ from tests.parallel.making import GRAPH, WOOD
     ("words", "said"),
     [
         ("--lr=3e-4", []),
-        ("--lr=1e-3 --no-anneal_lr", ["--lr 0.0003, not --lr 0.001 and --anneal_lr, not --no-"]),
+        ("--lr=1e-3 --no_anneal_lr", ["--lr 0.0003, not --lr 0.001 and --anneal_lr, not --no_"]),
         (
             "--lr=3e-4 --total_timesteps=1M",
             ["with --total_timesteps 10000000, not --total_timesteps 1000000;"],

@@ -22,7 +22,7 @@ from tests.ppo.chaos_pair import FRAMES, begin, ended, follower_of, lives, one_o
 from tests.ppo.modules import run_folder
 from tests.waiting import until
 
-FOREVER = ("--total_timesteps=1e9", "--no-anneal_lr", "--success_state_rate=1")
+FOREVER = ("--total_timesteps=1e9", "--no_anneal_lr", "--success_state_rate=1")
 pytestmark = pytest.mark.timeout(300)
 
 
