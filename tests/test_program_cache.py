@@ -30,13 +30,14 @@ class Hidden(NamedTuple):
 
 register_results(Pair)
 TRACED: list[str] = []
+TWO = jnp.full((), 2.0)  # an array that a program closes over
 
 
 def spec(name: str = "sums", *, key=None, donate=()) -> ProgramSpec:
     def function(pair: Pair, number):
         TRACED.append(name)
         hidden = Hidden(pair.left.sum() + number, jax.random.key(3))
-        return Pair(pair.left * 2.0, {"sum": pair.right["a"] + 1}), hidden
+        return Pair(pair.left * TWO, {"sum": pair.right["a"] + 1}), hidden
 
     return ProgramSpec(name, function, arguments, key or {}, donate)
 

@@ -46,6 +46,7 @@ def test_a_running_skill_has_the_figures_of_its_own_trainer(tmp_path):
     tell_progress(graph_paths.run(0, "A"))
     (row,) = read_rows(graph_paths)
     assert (row.phase, row.frames, row.total_frames) == ("compiling", 512, 1024)
+    assert row.waits.startswith("its programs to compile")
     assert (row.steps_per_second, row.eta_seconds) == (1234.5, 61.0)
     assert (row.success_rate, row.step_success) == (0.25, (0.9, 0.25))
     assert row.seconds is not None
