@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from flowrl import command_line, storage
 from flowrl import config as configs
-from flowrl import storage
 from flowrl.arguments import Count, Seed, arguments, closest_flag
 from flowrl.calls import by_annotation, value_given
 from flowrl.config import BottomUpConfig, Sandbox
@@ -61,7 +61,7 @@ def train(
         raise ConfigError(f"flowrl.train has no flag {name!r}{near}; see flowrl train --help")
     given = {"graph_path": graph, "target_skill": target_skill, **flags}
     words = [word for name, value in given.items() for word in _words(name, value)]
-    config = configs.parse(BottomUpConfig, words, prog="flowrl train")
+    config = command_line.parse(BottomUpConfig, words, prog="flowrl train")
     train_graph(config, screen=training_screen if show else lambda _: nullcontext())
     return status(graph)
 

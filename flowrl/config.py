@@ -8,10 +8,7 @@ several fields must satisfy together is the method `problems` of their class.
 from __future__ import annotations
 
 import dataclasses
-import os
-import shlex
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -421,28 +418,6 @@ class BottomUpConfig(StartConfig):
     """Film each skill once it is merged, by `flowrl play --keep` while a processor is idle."""
 
 
-def parse(kind: type[Config], argv: Sequence[str] | None, *, prog: str = "flowrl") -> Config:
-    """Read a command line; prints help and exits if it asks for that.
-
-    Flags of a graph may come from the environment (`FLOWRL_LR`) and from `--config`, too; the
-    command line comes first, the file last. Raises ConfigError for what cannot be used.
-    """
-    words = sys.argv[1:] if argv is None else argv
-    layers: dict[Origin, arguments.Given] = {}
-    if "origins" in kind.__dataclass_fields__:
-        layers["environment"] = arguments.environment(kind, os.environ)
-        given = layers["environment"] | arguments.split(kind, words, prog=prog)
-        if "config" in given:
-            layers["config file"] = arguments.config_file(kind, Path(given["config"][0]))
-    config, origins = arguments.read(kind, words, prog=prog, layers=layers)
-    arguments.check_needs(kind, kind.settled(flags(config)), origins)
-    if layers:
-        said = arguments.split(kind, words, prog=prog)
-        command = shlex.join([*prog.split(), "GRAPH", *arguments.without_graph(said)])
-        config = dataclasses.replace(config, origins=origins, command=command)  # type: ignore[call-arg]
-    return checked(config)
-
-
 def checked(config: Config) -> Config:
     """Return the configuration; raises ConfigError unless its values make sense, also together."""
     for name, value in flags(config).items():
@@ -484,19 +459,6 @@ def with_flags(config: Config, /, **values: Any) -> Config:
         elif inner := {name: values[name] for name in flags(value) if name in values}:
             changes[item.name] = with_flags(value, **inner)
     return dataclasses.replace(config, **changes)
-
-
-def to_argv(config: Configuration) -> tuple[str, ...]:
-    """Return the command line that `parse` reads back into `config`, every flag said."""
-    words: list[str] = []
-    for name, value in flags(config).items():
-        if isinstance(value, bool):
-            words.append(f"--{name}" if value else f"--no_{name}")
-        elif isinstance(value, tuple):
-            words.extend([f"--{name}", *map(str, value)] if value else [])
-        elif value is not None:
-            words.append(f"--{name}={value}")
-    return tuple(words)
 
 
 def to_json(config: Configuration) -> dict[str, Any]:

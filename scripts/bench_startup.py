@@ -31,7 +31,8 @@ import psutil
 from benchmarking import Pair, Row, arguments, report
 
 from flowrl import runs
-from flowrl.config import PPOConfig, parse
+from flowrl.command_line import parse
+from flowrl.config import PPOConfig
 from flowrl.launchers.sandbox import child_env, compile_cache
 from flowrl.parallel import prepare_training_run
 from flowrl.paths import GraphPaths, RunPaths

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from flowrl.arguments import arguments
+from flowrl.command_line import parse, to_argv
 from flowrl.config import (
     BottomUpConfig,
     GraphConfig,
@@ -18,8 +19,6 @@ from flowrl.config import (
     checked,
     flags,
     from_json,
-    parse,
-    to_argv,
     to_json,
     with_flags,
 )

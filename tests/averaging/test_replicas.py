@@ -19,7 +19,8 @@ import pytest
 
 from flowrl import storage
 from flowrl.averaging.rules import OuterStep, Rule
-from flowrl.config import PPOConfig, quorum_of, to_argv
+from flowrl.command_line import to_argv
+from flowrl.config import PPOConfig, quorum_of
 from flowrl.errors import EXIT_DISK_FULL, EXIT_RESUMABLE, ConfigError
 from flowrl.parallel.executor import newest_checkpoint
 from flowrl.paths import RunPaths

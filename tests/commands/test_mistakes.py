@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import flowrl
-from flowrl import arguments, cli
+from flowrl import arguments, cli, command_line
 from flowrl.arguments import Argument, Given, Origin
 from flowrl.config import BottomUpConfig
 from flowrl.errors import ConfigError, FlowrlError
@@ -187,7 +187,7 @@ NUMBERS = sorted(
 @QUIET
 def test_a_variable_that_is_no_number_is_named(values):
     env = {f"FLOWRL_{name.upper()}": value for name, value in values.items()}
-    layers: dict[Origin, Given] = {"environment": arguments.environment(BottomUpConfig, env)}
+    layers: dict[Origin, Given] = {"environment": command_line.environment(BottomUpConfig, env)}
     with pytest.raises(ConfigError, match=r"--\w+ \(environment\) is ['\"]x") as refused:
         arguments.read(BottomUpConfig, [], prog="flowrl train", layers=layers)
     assert any(f"--{name} " in str(refused.value) for name in values)

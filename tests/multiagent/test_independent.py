@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from flowrl import independent
-from flowrl.config import parse, to_argv
+from flowrl.command_line import parse, to_argv
 from flowrl.experts.checkpoint import has_resume
 from flowrl.launchers import run_status
 from flowrl.launchers.base import ExitCause, Exited, Finished, Job

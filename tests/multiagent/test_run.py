@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import pytest
 
 from flowrl import runs
-from flowrl.config import parse
+from flowrl.command_line import parse
 from flowrl.errors import BusyError, ConfigError, ExpertCorruptError, TrainingError
 from flowrl.experts import checkpoint
 from flowrl.multiagent import run

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from flowrl import cli, notices, storage
-from flowrl.config import BottomUpConfig, GraphConfig, PPOConfig, parse
+from flowrl.command_line import parse
+from flowrl.config import BottomUpConfig, GraphConfig, PPOConfig
 from flowrl.errors import ConfigError, FileRefusedError
 from flowrl.parallel import skill_sources
 from flowrl.parallel.skill_sources import (

@@ -13,7 +13,7 @@ from contextlib import suppress
 import pytest
 
 from flowrl import runs
-from flowrl.config import parse
+from flowrl.command_line import parse
 from flowrl.errors import EXIT_RESUMABLE, EXIT_USAGE, ConfigError
 from flowrl.experts import checkpoint
 from flowrl.ppo_flow import refuse_used_port
