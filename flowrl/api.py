@@ -106,18 +106,17 @@ def evaluate(  # noqa: PLR0913 — the flags of its command
       ConfinedError: the episodes could not be played; says why.
     """
     graph_paths = existing_graph(Path(graph).absolute())
-    skill = str(skill)  # an expert's number, too
     for flag, asked in {"record": record, "record_failures": record_failures}.items():
         if asked > episodes:
             what = f"--{flag} {asked:,} is more than the {episodes:,} episodes that are played"
             raise ConfigError(f"{what}; ask for fewer, or for more --episodes")
-    run = read_run(ExpertStore(graph_paths).archive_of(skill))
+    run = read_run(ExpertStore(graph_paths).archive_of(str(skill)))
     kept = episodes_file(graph_paths, run)
     if record or record_failures:
         check_kept(kept)
     order = PlayOrder(
         graph_path=graph_paths.root,
-        skill=skill,
+        skill=str(skill),
         episodes=episodes,
         seed=seed,
         record=record,

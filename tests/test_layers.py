@@ -135,6 +135,12 @@ def test_a_name_of_a_class_or_type_stands_once_in_the_package(house):
     assert house.classes_twice(house.modules()) == []
 
 
+def test_no_module_or_function_is_too_long(house, tmp_path):
+    assert house.too_long(house.modules()) == []
+    (tmp_path / "a.py").write_text("def f():\n" + "    1\n" * 50 + "\n" * 450)
+    assert house.too_long(house.modules(tmp_path)) == ["flowrl.a", "flowrl.a:f"]
+
+
 def test_a_type_alias_that_stands_twice_is_found(house, tmp_path):
     (tmp_path / "a.py").write_text("Curve = list[int]\nLIMIT = 1\n")
     (tmp_path / "b.py").write_text("Curve: TypeAlias = 'tuple'\nLIMIT: int = 1\n")

@@ -110,11 +110,9 @@ def prepare_training_run(  # noqa: PLR0913
 ) -> PreparedRun:
     """Make the run folder of a skill: its module, the seeds of its experts and run.json.
 
-    An earlier attempt's folder is moved to `training_runs/failed/` first. If anything is refused,
-    nothing on disk has changed except a notice of a damaged expert. `completed` has the global
-    index of every trained skill's expert. A new expert begins as a copy of that of `init_from`,
-    else of the merged skill that it is `like`; so does, with `anew`, one that was trained before.
-    With `run_paths` the folder, which must not exist, is that of a trial, with its `records`.
+    An earlier attempt's folder moves to `training_runs/failed/`. A refusal leaves at most a notice
+    of a damaged expert. A new expert, or with `anew` its own, begins as a copy of `init_from`'s,
+    else of the merged skill's that it is `like`. `run_paths` and `records` are those of a trial.
 
     Raises:
       ExpertMissingError: a skill of the plan has no expert yet, or its files are gone.

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowrl import bottomup, bottomup_parallel
+from flowrl import bottomup, bottomup_parallel, command_line
 from flowrl.config import BottomUpConfig, ScheduleConfig
 from flowrl.launchers.run_status import read_start
 from flowrl.parallel import start
