@@ -268,7 +268,7 @@ def test_status_never_fails_while_the_state_is_swapped(tmp_path):
     finally:
         stop.set()
         writer.join()
-    assert seen == {(2, None), (3, None), (2, "compiling"), (3, "compiling")} & seen
+    assert seen == {(2, ""), (3, ""), (2, "compiling"), (3, "compiling")} & seen
     assert {size for size, _ in seen} == {2, 3}
 
 
