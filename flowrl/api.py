@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from flowrl import command_line, storage
 from flowrl import config as configs
-from flowrl import storage
 from flowrl.arguments import Count, Seed, arguments, closest_flag
 from flowrl.calls import by_annotation, value_given
 from flowrl.config import BottomUpConfig, Sandbox
@@ -61,7 +61,7 @@ def train(
         raise ConfigError(f"flowrl.train has no flag {name!r}{near}; see flowrl train --help")
     given = {"graph_path": graph, "target_skill": target_skill, **flags}
     words = [word for name, value in given.items() for word in _words(name, value)]
-    config = configs.parse(BottomUpConfig, words, prog="flowrl train")
+    config = command_line.parse(BottomUpConfig, words, prog="flowrl train")
     train_graph(config, screen=training_screen if show else lambda _: nullcontext())
     return status(graph)
 
@@ -106,18 +106,17 @@ def evaluate(  # noqa: PLR0913 — the flags of its command
       ConfinedError: the episodes could not be played; says why.
     """
     graph_paths = existing_graph(Path(graph).absolute())
-    skill = str(skill)  # an expert's number, too
     for flag, asked in {"record": record, "record_failures": record_failures}.items():
         if asked > episodes:
             what = f"--{flag} {asked:,} is more than the {episodes:,} episodes that are played"
             raise ConfigError(f"{what}; ask for fewer, or for more --episodes")
-    run = read_run(ExpertStore(graph_paths).archive_of(skill))
+    run = read_run(ExpertStore(graph_paths).archive_of(str(skill)))
     kept = episodes_file(graph_paths, run)
     if record or record_failures:
         check_kept(kept)
     order = PlayOrder(
         graph_path=graph_paths.root,
-        skill=skill,
+        skill=str(skill),
         episodes=episodes,
         seed=seed,
         record=record,
@@ -166,7 +165,7 @@ def _words(name: str, value: Any) -> list[str]:
     if value is None:
         return []
     if argument.type is bool:
-        return [f"--{name}" if value_given(place, bool, value) else f"--no-{name}"]
+        return [f"--{name}" if value_given(place, bool, value) else f"--no_{name}"]
     items = value if isinstance(value, list | tuple) else [value]
     if len(items) > 1 and not argument.many:
         raise ConfigError(f"{place} takes one value, not {len(items)}")

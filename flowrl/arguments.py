@@ -8,12 +8,9 @@ left out before other arguments, and because each error is to be one line with a
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import inspect
 import os
-import re
-import tomllib
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass
@@ -33,8 +30,7 @@ from typing import (
 
 import tyro
 
-from flowrl import storage
-from flowrl.errors import ConfigError, FileRefusedError, closest, closest_file, format_error
+from flowrl.errors import ConfigError, closest
 from flowrl.paths import DEFAULT_GRAPH, is_graph, local_path
 from flowrl.storage import records
 
@@ -52,17 +48,14 @@ Seed = Annotated[int, records.within(0, 2**32 - 1)]
 SkillArgument = tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="SKILL")]]
 
 _GRAPH = "graph_path"
-_ENV = "FLOWRL_"
 _UNITS = {"k": 3, "M": 6, "G": 9}  # powers of ten
 _FILES = (".svg", ".png", ".pdf", ".html", ".gif", ".mp4")  # that -o writes
 _BOOLS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False}
 _BOOLS |= {"no": False, "off": False}
 _SWITCHES = _BOOLS.keys() - {"0", "1"}  # which may be numbers of experts
-_INTERNAL = re.compile(r"FLOWRL_(FAULT|VENV|EXTRAS|PYTHON|ROOT|TEST_WORKERS|LLM_\w+)")
 _MOST_DIGITS = 18
 _LEAST = 1.2e-38  # of a number above zero, in 32 bits
 _MOST_SHOWN = 60  # characters of a word in a message
-_MOST_BYTES = 2**20  # of a TOML file
 _HINTS = {
     "resume": ": the same command goes on with what it began",
     **{
@@ -116,12 +109,12 @@ def other_flags(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Say each flag of `now` that had another value, both as plain JSON values.
 
     >>> other_flags({"seed": 1, "lr": [0.1], "sight": True}, {"lr": [0.2, 0.3], "sight": False})
-    ['--lr 0.1, not --lr 0.2 0.3', '--sight, not --no-sight']
+    ['--lr 0.1, not --lr 0.2 0.3', '--sight, not --no_sight']
     """
 
     def said(name: str, value: Any) -> str:
         if isinstance(value, bool):
-            return f"--{name}" if value else f"--no-{name}"
+            return f"--{name}" if value else f"--no_{name}"
         return " ".join([f"--{name}", *map(str, value if isinstance(value, list) else [value])])
 
     others = ((name, was.get(name), value) for name, value in now.items())
@@ -144,7 +137,7 @@ class Needs:
         """The first of the flags that would do, as it is written."""
         name, values = next(iter(self.any_of.items()))
         if isinstance(values[0], bool):
-            return f"--{name}" if values[0] else f"--no-{name}"
+            return f"--{name}" if values[0] else f"--no_{name}"
         return f"--{name} {' or '.join(map(str, values))}"
 
     def met(self, values: Mapping[str, Any]) -> bool:
@@ -272,7 +265,7 @@ def check_needs(kind: type, values: Mapping[str, Any], origins: Mapping[str, str
             continue
         overruled = {origins.get(each) for each in needs.any_of} & {"command line", "environment"}
         if origin == "command line" or (origin == "config file" and not overruled):
-            flag = f"--no-{name}" if value is False else f"--{name}"
+            flag = f"--no_{name}" if value is False else f"--{name}"
             place = "" if origin == "command line" else f" ({origin})"
             problem = f"{flag}{place} does nothing without {needs.remedy}"
             raise ConfigError(f"{problem}; add that, or leave it out")
@@ -347,76 +340,10 @@ def without_graph(given: Given) -> list[str]:
     words: list[str] = []
     for name, taken in given.items():
         if taken in (["true"], ["false"]):
-            words.append(f"--{name}" if taken == ["true"] else f"--no-{name}")
+            words.append(f"--{name}" if taken == ["true"] else f"--no_{name}")
         elif name != _GRAPH:
             words += [f"--{name}={taken[0]}"] if taken[0][:2] == "--" else [f"--{name}", *taken]
     return words
-
-
-def environment(kind: type, env: Mapping[str, str]) -> Given:
-    """Return what environment variables say: FLOWRL_GRAPH, FLOWRL_LR and so on.
-
-    Raises ConfigError for another one that begins with FLOWRL_.
-    """
-    known = {f"{_ENV}{name.upper()}": argument for name, argument in arguments(kind).items()}
-    known[f"{_ENV}GRAPH"] = arguments(kind)[_GRAPH]
-    for name in env:
-        if name.startswith(_ENV) and name not in known and not _INTERNAL.fullmatch(name):
-            words = [each.removeprefix(_ENV) for each in known]
-            near = difflib.get_close_matches(name.removeprefix(_ENV), words, n=1, cutoff=0.6)
-            other = f"; closest is {_ENV}{near[0]}" if near else ""
-            raise ConfigError(f"the environment's {name} is no flag{other}; unset it, or rename it")
-    names = [f"{_ENV}GRAPH", f"{_ENV}GRAPH_PATH"]
-    if len({env[name] for name in names if env.get(name)}) > 1:
-        raise ConfigError(f"the environment has {' and '.join(names)}; unset one of them")
-    return {
-        argument.name: env[name].split() if argument.many else [env[name]]
-        for name, argument in known.items()
-        if env.get(name)
-    }
-
-
-def config_file(kind: type, path: Path) -> Given:
-    """Return what a TOML file says, one key for each flag; raises ConfigError for other content."""
-    given: Given = {}
-    for key, value in toml(path, flag="config").items():
-        name = key.replace("-", "_")
-        if name == "config":
-            raise ConfigError(f"{path}: {key!r} names this very file; remove the line")
-        if name in given:
-            raise ConfigError(f"{path}: {name} is given twice; leave one of them out")
-        if name not in arguments(kind):
-            near = closest_flag(name, arguments(kind), dashes="")
-            raise ConfigError(
-                f"{path}: {key!r} is no flag{near}; remove it, or write a flag's name"
-            )
-        if isinstance(value, dict):
-            raise ConfigError(f"{path}: {key!r} is a table; write {key} = …")
-        if value == "":
-            raise ConfigError(f"{path}: {key} has no value; give one, or leave it out")
-        items = value if isinstance(value, list) else [value]
-        given[name] = [str(item).lower() if isinstance(item, bool) else str(item) for item in items]
-        value_of(kind, name, given[name], str(path))
-    return given
-
-
-def toml(path: Path, *, flag: str) -> dict[str, Any]:
-    """Return the content of a TOML file, which a flag names; raises ConfigError if it is none."""
-    try:
-        remedy = f"name a TOML file of at most {_MOST_BYTES:,} bytes{closest_file(path, '.toml')}"
-        return tomllib.loads(
-            storage.read_bytes(path, limit_bytes=_MOST_BYTES, remedy=remedy).decode()
-        )
-    except FileRefusedError as error:
-        raise ConfigError(f"--{flag} {error}") from error
-    except RecursionError as error:
-        why = "its lists lie too deep; write flat ones"
-        raise ConfigError(f"--{flag} {path} cannot be read: {why}") from error
-    except OSError as error:
-        raise ConfigError(f"--{flag} {path} cannot be read: {format_error(error)}") from error
-    except ValueError as error:
-        why = f"it is not TOML: {error}; mend it there: a line is KEY = VALUE, text in quotes"
-        raise ConfigError(f"--{flag} {path} cannot be read: {why}") from error
 
 
 def _core(hint: Any) -> Any:
@@ -461,7 +388,7 @@ def _following(argument: Argument, word: str, queue: deque[str]) -> list[str]:
     flag, equals, value = word.partition("=")
     if argument.type is bool:
         if equals or (queue and queue[0].lower() in _SWITCHES):
-            raise ConfigError(f"{flag} takes no value; to turn it off say --no-{argument.name}")
+            raise ConfigError(f"{flag} takes no value; to turn it off say --no_{argument.name}")
         return []
     taken = [value] if equals else []
     while not equals and queue and not queue[0].startswith("--") and (argument.many or not taken):

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import tyro
 
-from flowrl import arguments, console
+from flowrl import arguments, command_line, console
 from flowrl.config import BottomUpConfig
 from flowrl.errors import ConfigError, closest
 
@@ -168,7 +168,7 @@ def command_of(name: str, words: Sequence[str]) -> Any:
         near = closest(name, [*words, "--version"]) or f"; there are {', '.join(words)}"
         raise ConfigError(f"there is no command {name!r}{_INSTEAD.get(name, near)}")
     kind = class_of(name)
-    given = arguments.environment(BottomUpConfig, os.environ)  # refuses FLOWRL_GRPAH, say
+    given = command_line.environment(BottomUpConfig, os.environ)  # refuses FLOWRL_GRPAH, say
     graph = {"graph_path"} & given.keys() & arguments.arguments(kind).keys()
     layers: dict[arguments.Origin, arguments.Given] = {
         "environment": {name: given[name] for name in graph}

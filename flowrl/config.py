@@ -8,10 +8,7 @@ several fields must satisfy together is the method `problems` of their class.
 from __future__ import annotations
 
 import dataclasses
-import os
-import shlex
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -171,7 +168,7 @@ class PPOConfig(Configuration):
     checkpoint_seconds: Seconds = 300.0
     """Seconds between checkpoints that a killed run goes on from; 0 for none."""
     use_tensorboard: bool = False
-    """Write TensorBoard files into the run folder."""
+    """Write TensorBoard files into the run folder; pip install '.[tb]' brings it."""
     use_wandb: bool = False
     """Log to Weights & Biases (offline when there is no key); pip install '.[wandb]' brings it."""
     wandb_project: Annotated[str, Needs(use_wandb=True)] = "flowrl"
@@ -405,7 +402,7 @@ class BottomUpConfig(StartConfig):
       --total_timesteps N        environment steps of one run at most, as 5M or 5e7
       --success_state_rate R     end a run once this share of its episodes succeeds
       --skills_dir FOLDER        skill files of your own
-      --no-use_wandb             leave Weights & Biases out
+      --no_use_wandb             leave Weights & Biases out
 
     Examples:
       flowrl train exp/demo --target_skill "Make Wood Pickaxe" --total_timesteps 5M
@@ -419,28 +416,6 @@ class BottomUpConfig(StartConfig):
     has ended. It gets a JSON line on its standard input, and 20 seconds."""
     video_after: VideoAfter = "never"
     """Film each skill once it is merged, by `flowrl play --keep` while a processor is idle."""
-
-
-def parse(kind: type[Config], argv: Sequence[str] | None, *, prog: str = "flowrl") -> Config:
-    """Read a command line; prints help and exits if it asks for that.
-
-    Flags of a graph may come from the environment (`FLOWRL_LR`) and from `--config`, too; the
-    command line comes first, the file last. Raises ConfigError for what cannot be used.
-    """
-    words = sys.argv[1:] if argv is None else argv
-    layers: dict[Origin, arguments.Given] = {}
-    if "origins" in kind.__dataclass_fields__:
-        layers["environment"] = arguments.environment(kind, os.environ)
-        given = layers["environment"] | arguments.split(kind, words, prog=prog)
-        if "config" in given:
-            layers["config file"] = arguments.config_file(kind, Path(given["config"][0]))
-    config, origins = arguments.read(kind, words, prog=prog, layers=layers)
-    arguments.check_needs(kind, kind.settled(flags(config)), origins)
-    if layers:
-        said = arguments.split(kind, words, prog=prog)
-        command = shlex.join([*prog.split(), "GRAPH", *arguments.without_graph(said)])
-        config = dataclasses.replace(config, origins=origins, command=command)  # type: ignore[call-arg]
-    return checked(config)
 
 
 def checked(config: Config) -> Config:
@@ -484,19 +459,6 @@ def with_flags(config: Config, /, **values: Any) -> Config:
         elif inner := {name: values[name] for name in flags(value) if name in values}:
             changes[item.name] = with_flags(value, **inner)
     return dataclasses.replace(config, **changes)
-
-
-def to_argv(config: Configuration) -> tuple[str, ...]:
-    """Return the command line that `parse` reads back into `config`, every flag said."""
-    words: list[str] = []
-    for name, value in flags(config).items():
-        if isinstance(value, bool):
-            words.append(f"--{name}" if value else f"--no-{name}")
-        elif isinstance(value, tuple):
-            words.extend([f"--{name}", *map(str, value)] if value else [])
-        elif value is not None:
-            words.append(f"--{name}={value}")
-    return tuple(words)
 
 
 def to_json(config: Configuration) -> dict[str, Any]:

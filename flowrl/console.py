@@ -21,7 +21,8 @@ from rich.logging import RichHandler
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from flowrl import __version__
-from flowrl.config import Config, parse
+from flowrl.command_line import parse
+from flowrl.config import Config
 from flowrl.errors import (
     EXIT_DISK_FULL,
     EXIT_INTERRUPTED,

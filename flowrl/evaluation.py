@@ -253,6 +253,12 @@ def load_experts(store: ExpertStore, run: TrainingRun) -> Any:
     )
 
 
+def _shown(tally: Tally, count: int, num_tasks: int) -> Tally:
+    """The first `count` environments of a tally, with the plan's own tasks, in NumPy."""
+    rows, tasks = jax.tree.map(lambda leaf: np.asarray(leaf)[:count], tally), slice(num_tasks)
+    return rows._replace(success=rows.success[:, tasks], counts=rows.counts[:, tasks])
+
+
 def player(
     env: BatchedEnv, config: PPOConfig, cache: ProgramCache, watch: Watch | None = None
 ) -> Play:
@@ -292,11 +298,7 @@ def player(
             _logger.debug(ENDED, np.asarray(tally.over).sum() - over.sum())
             if watch is not _watched or len(chunks) * _CHUNK < RECORDED:
                 chunks.append(jax.tree.map(lambda leaf: np.asarray(leaf)[:, :count], seen))
-        episodes = jax.tree.map(lambda leaf: np.asarray(leaf)[:count], tally)
-        shown = slice(env.num_tasks)
-        episodes = episodes._replace(
-            success=episodes.success[:, shown], counts=episodes.counts[:, shown]
-        )
+        episodes = _shown(tally, count, env.num_tasks)
         if watch is None:
             return episodes
         return episodes._replace(

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 
 from flowrl import arguments, console
-from flowrl.config import parse
+from flowrl.command_line import parse
 from flowrl.console import StopSignal
 from flowrl.errors import ConfigError, closest
 from flowrl.multiagent.config import EvaluateAgents, IndependentConfig

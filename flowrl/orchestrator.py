@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from flowrl import arguments, cli, console, notices, storage
 from flowrl.arguments import GraphCommand
-from flowrl.config import parse
+from flowrl.command_line import parse
 from flowrl.errors import EXIT_INTERRUPTED, ConfigError, closest
 from flowrl.paths import GraphPaths, existing_graph
 from flowrl.storage.locks import held

@@ -385,7 +385,8 @@ def existing_graph_or_sweep(graph_path: Path) -> GraphPaths:
     if not (graph_paths.checkpoints.is_dir() or graph_paths.scheduler_state.is_file()):
         raise FileRefusedError(
             f"{graph_paths.root} is no graph: it has neither checkpoints/ nor "
-            "scheduler_state.json; name the folder of a graph (GRAPH comes first)"
+            "scheduler_state.json; name the folder of a graph (GRAPH comes first), or let flowrl "
+            "train make one"
         )
     folder, is_sweep = graph_paths.root.absolute(), isinstance(graph_paths, SweepPaths)
     if not is_sweep and folder.parent.name == "sweeps" and is_graph(folder.parents[1]):

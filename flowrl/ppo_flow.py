@@ -69,7 +69,7 @@ def refuse_other_form(config: TrainConfig) -> None:
         before = "replicas" if alone else "one trainer"
         raise ConfigError(
             f"--replicas {config.ppo.replicas}: {run_paths.folder} was begun by {before}; give "
-            "--replicas as before, or --no-resume to begin anew"
+            "--replicas as before, or --no_resume to begin anew"
         )
 
 

@@ -12,13 +12,17 @@ tuple of its leaves. Of an argument only the leaves count.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import logging
+import os
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -29,7 +33,6 @@ from jax.sharding import Sharding, SingleDeviceSharding
 
 from flowrl import storage
 from flowrl.errors import BusyError, FileRefusedError
-from flowrl.runs import digest_of_sources
 from flowrl.storage import locks
 
 if TYPE_CHECKING:
@@ -39,11 +42,30 @@ else:
 
 logger = logging.getLogger(__name__)
 SUFFIX = ".program"
+_LIBRARIES = ("jax", "jaxlib", "numpy", "optax", "flax")  # that change what a program computes
 _LIMIT_BYTES = 64 * 2**20
 _WAIT_SECONDS = 300.0
 _threads = ThreadPoolExecutor(16, thread_name_prefix="program")
 _tracing = threading.Lock()  # tracing is Python, and two threads at it only hinder each other
 _result_types: set[type] = set()
+
+
+@functools.cache
+def digest_of_sources() -> str:
+    """sha256 over our own modules, the versions of the libraries and XLA_FLAGS.
+
+    A cache has a game's code, and a program's number of host devices, in its key.
+    """
+    flags = os.environ.get("XLA_FLAGS", "").split()
+    flags = [flag for flag in flags if "force_host_platform_device_count" not in flag]
+    total = hashlib.sha256(f"{sys.version}\n{' '.join(flags)}\n".encode())
+    for library in _LIBRARIES:
+        total.update(f"{library} {version(library)}\n".encode())
+    package = Path(__file__).parent
+    for path in sorted(package.rglob("*.py")):
+        content = hashlib.sha256(path.read_bytes()).hexdigest()
+        total.update(f"{path.relative_to(package)} {content}\n".encode())
+    return total.hexdigest()
 
 
 class ProgramSpec(NamedTuple):

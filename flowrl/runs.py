@@ -6,23 +6,20 @@ refused when it is read: the readers raise `FileRefusedError`, never guess.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import logging
-import os
-import sys
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from flowrl import arguments, storage
 from flowrl.arguments import Count, CountOrZero, Needs
-from flowrl.config import Configuration, PPOConfig, checked, flags, from_json, to_argv
+from flowrl.command_line import to_argv
+from flowrl.config import Configuration, PPOConfig, checked, flags, from_json
 from flowrl.errors import ConfigError, ExpertIndexError, FileRefusedError
 from flowrl.games.base import ObservationSize, check_coverage
 from flowrl.paths import RunPaths, display_name
@@ -39,7 +36,6 @@ EarlyEnd = Literal["", "pruned", "converged"]
 Shapes = Mapping[str, tuple[Natural, ...]]  # leaf path, "actor/dense_0/kernel" → shape
 _HIDDEN_LAYERS = 3
 _OF_LAUNCH = ("num_devices", "acting_threads", "compile_cache")  # each start has its own
-_LIBRARIES = ("jax", "jaxlib", "numpy", "optax", "flax")  # that change what a program computes
 FILTERS, KERNEL = 16, (3, 3)  # of the convolution with which experts begin that see a grid
 LAYERS = tuple(f"dense_{number}" for number in range(_HIDDEN_LAYERS + 1))
 
@@ -486,24 +482,6 @@ def expert_shapes(
             shapes[f"{net}/{layer}/kernel"] = (size, width)
             shapes[f"{net}/{layer}/bias"] = (width,)
     return shapes
-
-
-@functools.cache
-def digest_of_sources() -> str:
-    """sha256 over our own modules, the versions of the libraries and XLA_FLAGS.
-
-    A cache has a game's code, and a program's number of host devices, in its key.
-    """
-    flags = os.environ.get("XLA_FLAGS", "").split()
-    flags = [flag for flag in flags if "force_host_platform_device_count" not in flag]
-    total = hashlib.sha256(f"{sys.version}\n{' '.join(flags)}\n".encode())
-    for library in _LIBRARIES:
-        total.update(f"{library} {version(library)}\n".encode())
-    package = Path(__file__).parent
-    for path in sorted(package.rglob("*.py")):
-        content = hashlib.sha256(path.read_bytes()).hexdigest()
-        total.update(f"{path.relative_to(package)} {content}\n".encode())
-    return total.hexdigest()
 
 
 def threads_for(config: PPOConfig, cpus: int) -> int:

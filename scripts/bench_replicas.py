@@ -25,7 +25,8 @@ from benchmarking import Row, arguments, report
 from scipy.stats import sem, t
 
 from flowrl.averaging.rules import Rule
-from flowrl.config import PPOConfig, to_argv
+from flowrl.command_line import to_argv
+from flowrl.config import PPOConfig
 from flowrl.parallel.training_setup import prepare_training_run
 from flowrl.paths import GraphPaths
 from flowrl.replicas.rounds import Offer, Round, Rounds, fold

@@ -31,7 +31,8 @@ import psutil
 from benchmarking import Pair, Row, arguments, report
 
 from flowrl import runs
-from flowrl.config import PPOConfig, parse
+from flowrl.command_line import parse
+from flowrl.config import PPOConfig
 from flowrl.launchers.sandbox import child_env, compile_cache
 from flowrl.parallel import prepare_training_run
 from flowrl.paths import GraphPaths, RunPaths
@@ -127,7 +128,7 @@ def ours(module: Path, cache: Path, *flags: str, **variables: str) -> tuple[floa
     """Seconds, and CPU seconds, until the trainer has written down its first update."""
     run_paths = RunPaths(module.parent, int(module.stem))
     run_paths.metrics.unlink(missing_ok=True)
-    flags = (f"--module_path={module}", *trainer_flags(), "--no-resume", *flags)
+    flags = (f"--module_path={module}", *trainer_flags(), "--no_resume", *flags)
     words = ["-m", "flowrl.ppo_flow", *flags]
     env = child_env(environ=environment(cache) | variables)
     return timed(

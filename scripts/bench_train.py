@@ -14,7 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from training_cases import opened, planned
 
-from flowrl.config import PPOConfig, parse
+from flowrl.command_line import parse
+from flowrl.config import PPOConfig
 from flowrl.ppo.loop import frames_per_update, update
 from flowrl.ppo.loss import Hyperparameters
 

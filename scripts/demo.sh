@@ -36,7 +36,7 @@ cd "$FLOWRL_ROOT"
   --max_parallel_skills 2 \
   --total_timesteps 1e6 \
   --success_state_rate 0.9 \
-  --no-use_wandb \
+  --no_use_wandb \
   "$@"
 
 completed="$("$PYTHON" -m flowrl status exp/demo --json | "$PYTHON" -c '

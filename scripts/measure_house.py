@@ -25,6 +25,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "flowrl"
 SHORT = 80  # lines; a module below says in its first line why it stands alone
+LONGEST_MODULE, LONGEST_FUNCTION = 500, 50  # lines, as CONTRIBUTING.md says
 REASONS = ("alone", "face", "leaf", "program", "protocol", "interface")
 ARRAY_ROOMS = ("networks", "ppo", "envs", "games", "averaging", "replicas", "multiagent")
 SHAPE = re.compile(
@@ -138,6 +139,18 @@ def _aliases(tree: ast.Module) -> Iterator[str]:
         for name in (each.id for each in targets if isinstance(each, ast.Name)):
             if re.fullmatch(r"[A-Z]\w*[a-z]\w*", name):
                 yield name
+
+
+def too_long(house: list[Module]) -> list[str]:
+    """Modules and functions with more lines than CONTRIBUTING.md admits."""
+    functions = (
+        (f"{module.name}:{node.name}", (node.end_lineno or 0) - node.lineno + 1)
+        for module in house
+        for node in module.definitions()
+        if isinstance(node, ast.FunctionDef)
+    )
+    found = [module.name for module in house if module.lines > LONGEST_MODULE]
+    return found + [name for name, lines in functions if lines > LONGEST_FUNCTION]
 
 
 def short_without_reason(house: list[Module]) -> list[str]:
@@ -297,6 +310,7 @@ def measures(*, with_walk: bool) -> dict[str, Any]:
         "circles": circles(house),
         "classes_twice": classes_twice(house),
         "short_without_reason": short_without_reason(house),
+        "too_long": too_long(house),
         "request_files": request_files(house),
         "expert_carriers": expert_carriers(house),
         "array_functions_without_shapes": silent,
@@ -321,6 +335,7 @@ ROWS = {
     "files": "files",
     "circles": "circles among files",
     "classes_twice": "names of classes and type aliases that stand twice",
+    "too_long": f"modules of > {LONGEST_MODULE} lines, functions of > {LONGEST_FUNCTION}",
     "short_without_reason": f"modules of < {SHORT} lines without a reason in the first line",
     "walk": "files entered from a run's end to its dependant's launch",
     "request_files": "files that a user's request passes",

@@ -34,6 +34,7 @@ TESTS = {
         "tests/parallel/test_isolation.py",
         "tests/parallel/test_limits.py",
     ],
+    "flowrl/parallel/state.py": ["tests/parallel/test_transitions.py"],
     "flowrl/parallel/transitions.py": [
         "tests/parallel/test_transitions.py",
         "tests/parallel/test_scheduler.py",
@@ -41,7 +42,8 @@ TESTS = {
         "tests/parallel/test_requests.py",
     ],
 }
-ONLY_CLASS = {"flowrl/runs.py": "Remapping"}  # the rest of the module is no algorithm
+# The rest of these modules is no algorithm.
+ONLY_CLASS = {"flowrl/runs.py": "Remapping", "flowrl/parallel/state.py": "Slots"}
 # Left out: operators that no one writes by mistake, and `is` for `==`, which is often the same.
 LEFT_OUT = re.compile(r"_(Bit\w+|[LR]Shift|Pow|Mod|FloorDiv|Is|IsNot|Invert|UAdd)$|RemoveDecorator")
 TIMEOUT_SECONDS = 180.0

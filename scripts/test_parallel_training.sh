@@ -42,7 +42,7 @@ trap 'exit 130' INT TERM
   --total_timesteps 5e4 \
   --needs_success_rate 0 \
   --tmux_socket "$SOCKET" \
-  --no-use_wandb \
+  --no_use_wandb \
   "$@"
 
 "$PYTHON" - "$GRAPH" << 'CHECK'

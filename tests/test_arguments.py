@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from flowrl import arguments, bottomup, bottomup_parallel, cli
+from flowrl import arguments, bottomup, bottomup_parallel, cli, command_line
+from flowrl.command_line import parse
 from flowrl.commands.check import CheckCommand
 from flowrl.commands.control import AddCommand, PauseCommand, PriorityCommand, RetryCommand
 from flowrl.commands.repair import RollbackCommand
 from flowrl.commands.sessions import LogsCommand
-from flowrl.config import BottomUpConfig, flags, parse
+from flowrl.config import BottomUpConfig, flags
 from flowrl.errors import EXIT_INTERRUPTED, ConfigError
 from flowrl.paths import DEFAULT_GRAPH
 from tests.test_config import needed
@@ -24,7 +25,7 @@ G = Path("exp/demo")
 
 
 def read(kind, line, graph=None):
-    environment = arguments.environment(BottomUpConfig, {"FLOWRL_GRAPH": graph or ""})
+    environment = command_line.environment(BottomUpConfig, {"FLOWRL_GRAPH": graph or ""})
     return arguments.read(kind, line.split(), prog="flowrl x", layers={"environment": environment})[
         0
     ]
@@ -88,7 +89,7 @@ def test_a_word_that_is_neither_graph_nor_file_is_answered_in_one_line(
 
 def test_the_environment_says_which_graph():
     for name in ("FLOWRL_GRAPH", "FLOWRL_GRAPH_PATH"):
-        assert arguments.environment(BottomUpConfig, {name: "g"}) == {"graph_path": ["g"]}
+        assert command_line.environment(BottomUpConfig, {name: "g"}) == {"graph_path": ["g"]}
     assert read(RetryCommand, "Wood", graph="exp/mine").graph_path == Path("exp/mine")
     assert read(RetryCommand, "exp/demo Wood", graph="exp/mine").graph_path == G
 
@@ -109,7 +110,7 @@ def test_the_environment_says_which_graph():
             "--anneal_lr takes no value; to turn it off say --no",
         ),
         (BottomUpConfig, "--strict true", "--strict takes no value"),
-        (CheckCommand, "--trace False a.py", "--trace takes no value; to turn it off say --no-tr"),
+        (CheckCommand, "--trace False a.py", "--trace takes no value; to turn it off say --no_tr"),
         (
             BottomUpConfig,
             "--gpu_ids=0 1",
@@ -254,7 +255,7 @@ def test_a_variable_of_ours_that_is_no_flag_is_refused(monkeypatch, flowrl):
 def test_the_programs_that_train_are_commands_with_the_same_flags(monkeypatch, word, program, kind):
     seen = []
     monkeypatch.setattr(program, "train", lambda config: seen.append(config) or 0)
-    assert cli.main([word, "exp/demo", "--lr", "3e-4", "--no-use_wandb"]) == 0
+    assert cli.main([word, "exp/demo", "--lr", "3e-4", "--no_use_wandb"]) == 0
     assert seen == [parse(kind, ["--graph-path=exp/demo", "--lr=3e-4"])]
 
 

@@ -75,7 +75,7 @@ def test_ctrl_c_says_that_runs_go_on_and_how_to_continue(program, activated, mon
         (["--compile_cache=FILE/cache"], "FILE/cache cannot be written (Not a directory"),
         (["--compile_cache=/proc/self"], "/proc/self cannot be written ("),
         (["--coverage_bonus=-1"], "--coverage_bonus is -1.0: must be at least 0"),
-        (["--coverage_bonus=0.1", "--no-sight"], "--coverage_bonus 0.1 needs experts that see"),
+        (["--coverage_bonus=0.1", "--no_sight"], "--coverage_bonus 0.1 needs experts that see"),
         (["--use_wandb"], "pip install '.[wandb]'"),
     ],
 )
@@ -123,4 +123,4 @@ def test_a_graph_begun_without_sight_is_not_trained_on_with_it(tmp_path, capsys)
     record_graph(GraphPaths(storage.make_dir(tmp_path / "graph")), PPOConfig(sight=False))
     assert bottomup.main([f"--graph_path={tmp_path / 'graph'}"]) == 2
     said = capsys.readouterr().err
-    assert "was begun with --no-sight, not --sight (graph.json); give that, or another" in said
+    assert "was begun with --no_sight, not --sight (graph.json); give that, or another" in said

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from flowrl.arguments import arguments
+from flowrl.command_line import parse, to_argv
 from flowrl.config import (
     BottomUpConfig,
     GraphConfig,
@@ -18,8 +19,6 @@ from flowrl.config import (
     checked,
     flags,
     from_json,
-    parse,
-    to_argv,
     to_json,
     with_flags,
 )
@@ -159,7 +158,7 @@ def test_a_wrong_value_in_a_recorded_configuration_is_named(name, value):
 @pytest.mark.parametrize(
     "line",
     [
-        "--max_nodes 3 --max_parallel_skills 2 --total_timesteps 5e7 --no-use_wandb",
+        "--max_nodes 3 --max_parallel_skills 2 --total_timesteps 5e7 --no_use_wandb",
         "--max-nodes 3 --max-parallel-skills 2 --total-timesteps 50000000 --no-use-wandb",
         "--max-nodes=3 --max_parallel_skills=2 --total_timesteps=5E7",
     ],
@@ -225,7 +224,7 @@ def test_a_value_that_makes_no_sense_is_refused_by_name(change, flag):
 
 
 def test_the_sequential_story_takes_the_same_flags_and_one_slot():
-    config = parse(SequentialConfig, ["--max_nodes", "3", "--no-use_wandb", "--gpu_ids", "1"])
+    config = parse(SequentialConfig, ["--max_nodes", "3", "--no_use_wandb", "--gpu_ids", "1"])
     assert (config.graph.max_nodes, config.launch.gpu_ids) == (3, (1,))
     assert config.schedule.max_parallel_skills == 1
 

@@ -115,8 +115,8 @@ def test_what_stands_for_names_about_sweeps_and_judges_is_there():
 
 def test_what_stands_for_names_about_independent_learners_is_there():
     found = table_of("Independent learners, in the words")
-    flags = {flag for code in found for flag in re.findall(r"--\w+", code)} - {"--no"}
-    assert {flag.removeprefix("--") for flag in flags} <= {*arguments(IndependentConfig)}
+    flags = {flag for code in found for flag in re.findall(r"--(?:no_)?(\w+)", code)}
+    assert flags <= {*arguments(IndependentConfig)}
     for code in found:
         if re.fullmatch(r"(agents|buffers|collect|pipeline|run|world)\.[\w.]+", code):
             home, _, name = code.partition(".")

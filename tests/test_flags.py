@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from flowrl import arguments, bottomup_parallel, config, notices, storage
+from flowrl import arguments, bottomup_parallel, command_line, config, notices, storage
 from flowrl.config import BottomUpConfig, PPOConfig, with_flags
 from flowrl.errors import EXIT_DIVERGED, EXIT_RESUMABLE, ConfigError, SkillError
 from flowrl.experts.merge import MERGE_RULES
@@ -60,7 +60,7 @@ class Bench:
 
     def parsed(self, *words: str) -> BottomUpConfig:
         own = [] if "--graph_path" in str(words) else [f"--graph_path={self.graph_paths.root}"]
-        return config.parse(BottomUpConfig, [*own, *words])
+        return command_line.parse(BottomUpConfig, [*own, *words])
 
     def graph(self, parsed: BottomUpConfig) -> SkillGraph:
         return open_graph(parsed, SkillSources(self.graph_paths))
@@ -108,7 +108,7 @@ def bench(tmp_path, monkeypatch):
 def flag(name: str, value) -> list[str]:
     """A field's value as a user says it, and nothing else."""
     if isinstance(value, bool):
-        return [f"--{name}" if value else f"--no-{name}"]
+        return [f"--{name}" if value else f"--no_{name}"]
     if isinstance(value, tuple):
         return [f"--{name}", *map(str, value)]
     return [f"--{name}={value}"]

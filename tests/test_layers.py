@@ -15,7 +15,8 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "flowrl"
 # Rooms and single files from the ground to the roof; a file's floor goes before its room's.
 FLOORS = [
-    "errors redaction storage paths arguments calls config games notices console runs output",
+    "errors redaction storage paths arguments calls config command_line games notices console"
+    " runs output",
     "skills launchers measures program_cache",
     "experts networks envs averaging judging llm",
     "parallel ppo",
@@ -132,6 +133,12 @@ def test_a_circle_for_types_alone_is_found(house, tmp_path):
 
 def test_a_name_of_a_class_or_type_stands_once_in_the_package(house):
     assert house.classes_twice(house.modules()) == []
+
+
+def test_no_module_or_function_is_too_long(house, tmp_path):
+    assert house.too_long(house.modules()) == []
+    (tmp_path / "a.py").write_text("def f():\n" + "    1\n" * 50 + "\n" * 450)
+    assert house.too_long(house.modules(tmp_path)) == ["flowrl.a", "flowrl.a:f"]
 
 
 def test_a_type_alias_that_stands_twice_is_found(house, tmp_path):

@@ -106,7 +106,7 @@ def test_a_run_ends_with_experts_digests_and_exact_frames(run_paths):
     ids=["SIGTERM", "Ctrl-C"],
 )
 def test_a_signal_stops_the_trainer_and_the_same_command_goes_on(run_paths, number, code):
-    forever = ("--total_timesteps=1e9", "--no-anneal_lr")
+    forever = ("--total_timesteps=1e9", "--no_anneal_lr")
     trainer = subprocess.Popen(command(run_paths, *forever), stdout=subprocess.DEVNULL)
     wait_until(run_paths.metrics.exists, trainer)
     trainer.send_signal(number)
@@ -114,7 +114,7 @@ def test_a_signal_stops_the_trainer_and_the_same_command_goes_on(run_paths, numb
     assert not run_paths.result_json.exists()
     assert checkpoint.has_resume(run_paths.resume)
     stopped_at = json.loads(run_paths.metrics.read_text().splitlines()[-1])["updates"]
-    done = ended(run_paths, f"--total_timesteps={(stopped_at + 5) * FRAMES}", "--no-anneal_lr")
+    done = ended(run_paths, f"--total_timesteps={(stopped_at + 5) * FRAMES}", "--no_anneal_lr")
     assert done.returncode == 0, done.stderr
     result = runs.read_result(run_paths)
     assert result.updates == stopped_at + 5
@@ -202,7 +202,7 @@ def test_a_library_skill_is_learnt_within_its_budget(tmp_path, skill, frames):
     )
     run_paths = RunPaths(tmp_path, experts[skill])
     run_paths.module.write_text(generate_module_with_remapping(run, library))
-    words = [f"--module_path={run_paths.module}", f"--total_timesteps={frames}", "--no-anneal_lr"]
+    words = [f"--module_path={run_paths.module}", f"--total_timesteps={frames}", "--no_anneal_lr"]
     assert ppo_flow.main(words) == 0
     result = runs.read_result(run_paths)
     assert result.stopped_early

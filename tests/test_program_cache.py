@@ -30,13 +30,14 @@ class Hidden(NamedTuple):
 
 register_results(Pair)
 TRACED: list[str] = []
+TWO = jnp.full((), 2.0)  # an array that a program closes over
 
 
 def spec(name: str = "sums", *, key=None, donate=()) -> ProgramSpec:
     def function(pair: Pair, number):
         TRACED.append(name)
         hidden = Hidden(pair.left.sum() + number, jax.random.key(3))
-        return Pair(pair.left * 2.0, {"sum": pair.right["a"] + 1}), hidden
+        return Pair(pair.left * TWO, {"sum": pair.right["a"] + 1}), hidden
 
     return ProgramSpec(name, function, arguments, key or {}, donate)
 
@@ -253,3 +254,11 @@ def test_processes_that_start_together_trace_a_program_once(tmp_path):
     said = [ask.communicate(timeout=120)[0].decode().split() for ask in asks]
     assert sorted(len(words) for words in said) == [1, 2]
     assert len({words[-1] for words in said}) == 1
+
+
+def test_the_digest_covers_the_flags_of_xla(monkeypatch):
+    before = program_cache.digest_of_sources()
+    program_cache.digest_of_sources.cache_clear()
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=false")
+    assert program_cache.digest_of_sources() != before
+    program_cache.digest_of_sources.cache_clear()

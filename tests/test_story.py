@@ -48,7 +48,7 @@ def graph_paths(tmp_path_factory, socket):
         [
             *(sys.executable, "-m", "flowrl.bottomup_parallel", "--graph-path", str(root)),
             *("--target_skill", "Place Table", "--max_parallel_skills", "2"),
-            *("--tmux_socket", socket, "--no-use_wandb", *TINY),
+            *("--tmux_socket", socket, "--no_use_wandb", *TINY),
         ],
         capture_output=True,
         text=True,

@@ -68,6 +68,7 @@ class PartTask:
 
 def publish(agents: DistributedTrainer, place: Path) -> None:
     """Write agents' states to a folder that then never changes, unless another try was faster."""
+    # Two tries may write at once, so each has a folder of its own name.
     prepared = Path(tempfile.mkdtemp(prefix=".tmp-", dir=storage.make_dir(place.parent)))
     agents.save(prepared / _FILE)
     try:

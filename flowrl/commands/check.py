@@ -53,7 +53,7 @@ class CheckCommand:
     Examples:
       flowrl check my_skills
       flowrl check my_skills/*.py
-      flowrl check my_skills/*.py --no-trace
+      flowrl check my_skills/*.py --no_trace
       flowrl check my_skills/*.py --json | jq '.[].games'
       flowrl check --game Tiny-v1
     """
@@ -118,12 +118,7 @@ def check_files(
     With `whole`, the files are all there will be: a skill without a plan is refused.
     """
     read = [_read(path) for path in files]
-    first: dict[str, Path] = {}
-    for number, each in enumerate(read if whole else ()):
-        if isinstance(each, Skill):
-            other = first.setdefault(each.name, files[number])
-            if other != files[number]:
-                read[number] = f"{files[number]}: {other} is {each.name!r}, too; rename one"
+    read = _without_namesakes(files, read) if whole else read
     codes = [
         (number, SkillCode.of(skill, env_name))
         for number, skill in enumerate(read)
@@ -192,6 +187,18 @@ def _read(path: Path) -> Skill | str:
     except FlowrlError as error:
         return str(error)
     return skill
+
+
+def _without_namesakes(files: Sequence[Path], read: Sequence[Skill | str]) -> list[Skill | str]:
+    """The same, but for each skill that another file has, too, the reason to refuse it."""
+    first: dict[str, Path] = {}
+    checked = list(read)
+    for number, each in enumerate(read):
+        if isinstance(each, Skill):
+            other = first.setdefault(each.name, files[number])
+            if other != files[number]:
+                checked[number] = f"{files[number]}: {other} is {each.name!r}, too; rename one"
+    return checked
 
 
 def _warning(skill: Skill | str) -> str | None:

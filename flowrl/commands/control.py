@@ -276,7 +276,7 @@ class PruneCommand(OneSkillCommand):
         graph_paths = graph_or_sweep(self.graph_path)
         row = find_row(read_rows(graph_paths), self.skill, graph_paths.root)
         run_paths = graph_paths.run(row.expert or 0, row.skill)
-        if row.status == "running" and read_run(run_paths).config["replicas"] > 1:
+        if row.status == Running.kind and read_run(run_paths).config["replicas"] > 1:
             raise ConfigError(
                 f"{row.skill}: a run with --replicas cannot end with what it has; "
                 "pause or cancel it"

@@ -116,7 +116,7 @@ class NewGameCommand:
                 path = prepared / file.format_map(words)
                 storage.make_dir(path.parent)
                 storage.write_atomic(path, text.format_map(words))
-        train = f"flowrl train exp/{module} --env_name {self.name} --no-use_wandb"
+        train = f"flowrl train exp/{module} --env_name {self.name} --no_use_wandb"
         steps = (f"pip install -e {folder}", f"flowrl check --game {self.name}", train)
         lines = [f"{folder}: a game with one skill; next", *(f"  {step}" for step in steps)]
         print_report({}, lines, as_json=False)

@@ -15,7 +15,7 @@ from flowrl.arguments import ReportCommand
 from flowrl.config import PPOConfig
 from flowrl.errors import ConfigError, FileRefusedError
 from flowrl.output import check_output
-from flowrl.parallel.status import percent
+from flowrl.parallel.status import Completed, percent
 from flowrl.paths import RunPaths, SweepPaths, existing_graph_or_sweep, printable
 from flowrl.reports.status import find_row, read_rows
 from flowrl.runs import newest_episodes, read_result, read_run
@@ -106,7 +106,7 @@ class PlotCommand(ReportCommand):
         if self.skill is not None:
             row = find_row(rows, self.skill, root)
             newest = newest_run(graph_paths, row)
-            if row.status == "completed" and not (newest and newest.metrics.exists()):
+            if row.status == Completed.kind and not (newest and newest.metrics.exists()):
                 what = f"{row.skill} is completed, but its metrics.jsonl is gone"
                 raise FileRefusedError(f"{what}; restore it from a copy, or plot another skill")
             return self._of_run(row.skill, newest and newest.metrics)

@@ -25,6 +25,7 @@ from flowrl.errors import ConfigError, FileRefusedError, GraphError
 from flowrl.launchers.claims import claim_of
 from flowrl.parallel.health import daemon_of, in_words
 from flowrl.parallel.recovery import recorded_config
+from flowrl.parallel.status import Running
 from flowrl.paths import GraphPaths, graph_or_sweep
 from flowrl.reports.status import SkillRow, find_row, read_rows, tally
 from flowrl.storage import open_plain
@@ -157,7 +158,7 @@ class LogsCommand(GraphCommand):
         row = find_row(read_rows(graph_paths), self.skill, self.graph_path)
         with _open_log(_newest_log(graph_paths, row)) as file:
             _print_added(file)
-            while self.follow and row.status == "running":
+            while self.follow and row.status == Running.kind:
                 time.sleep(_POLL_SECONDS)
                 _print_added(file)
                 row = find_row(read_rows(graph_paths), row.skill, graph_paths.root)

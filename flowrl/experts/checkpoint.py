@@ -118,7 +118,7 @@ def load_resume(folder: Path, like: PyTree) -> PyTree:
     """Read the newest resumable state below `folder`; raises as `load_expert` does."""
     numbers = _numbered(folder)
     if not numbers:
-        raise ExpertMissingError(f"{folder} holds no resumable state; start with --no-resume")
+        raise ExpertMissingError(f"{folder} holds no resumable state; start with --no_resume")
     return load_expert(folder / str(numbers[-1]), like)
 
 

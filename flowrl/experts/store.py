@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -252,17 +252,16 @@ class ExpertStore:
     def _publish(self, new: Sequence[tuple[ExpertVersion, Path]]) -> None:
         """Copy each new version into its folder, durably; no manifest names it yet."""
         finals = [self.path_of(version) for version, _ in new]
-        prepared = [path.with_name(f".tmp-{path.name}") for path in finals]
-        for left in (*prepared, *finals):  # of a merge that was killed before its swap
+        for left in finals:  # of a merge that was killed before its swap
             storage.remove_tree(left)
         try:
-            for (version, folder), copy in zip(new, prepared, strict=True):
-                self.copy(version, copy, source=folder)
-            storage.fault_point("commit.copied")
-            for copy, final in zip(prepared, finals, strict=True):
-                storage.commit_dir(copy, final)
+            with ExitStack() as making:  # no version has its name before all are copied
+                for (version, folder), final in zip(new, finals, strict=True):
+                    copy = making.enter_context(storage.building(final))
+                    self.copy(version, copy, source=folder)
+                storage.fault_point("commit.copied")
         except BaseException:
-            for left in (*prepared, *finals):
+            for left in finals:
                 storage.remove_unread_tree(left)
             raise
         storage.fault_point("commit.published")

@@ -66,24 +66,15 @@ def main(argv: list[str]) -> int:
     if not take_lock(os.path.join(folder, "run.lock")):
         report(f"another process of run {spec['run_id']} is alive; nothing was started")
         return EXIT_BUSY
-    server_pid = os.environ.get("TMUX", "").rpartition(",")[0].rpartition(",")[2]
     lease = Lease(folder, launch, spec["lost_after"]) if launch else None
     if lease and (os.path.exists(os.path.join(folder, "start.json")) or not lease.renewed()):
         report(f"run {spec['run_id']} was started before, or taken for lost; nothing was started")
         return EXIT_BUSY
-    start = {"format": FORMAT, "run_id": spec["run_id"], "started_at": time.time()}
-    start |= {"launch": launch, "host": socket.gethostname(), "namespace": namespace()}
-    start |= {"runner_pid": os.getpid(), "runner_start_time": start_time_of(os.getpid())}
-    start |= {"job_pid": None, "job_start_time": "", "pane": os.environ.get("TMUX_PANE")}
-    start |= {"server_pid": int(server_pid) if server_pid.isdigit() else None}
+    start = started(spec["run_id"], launch)
     write_record(folder, "start.json", start)  # and again below: no job lives without one
-    kills_before = oom_kills()
-    server = connect_to_server()
+    kills_before, server = oom_kills(), connect_to_server()
     try:
-        environment = environment_of(folder)
-        if lease:
-            environment |= {name: os.environ[name] for name in OF_NODE if name in os.environ}
-        pid, release = spawn(spec, environment)
+        pid, release = spawn(spec, environment_of(folder, OF_NODE if lease else ()))
     except OSError as error:
         report(f"{spec['argv'][0]} cannot be started in {spec['cwd']}: {error}")
         return finish(spec, folder, code=EXIT_NOT_STARTED, detail=str(error))
@@ -103,10 +94,22 @@ def main(argv: list[str]) -> int:
         return EXIT_BUSY
     number = death_signal(status, sandboxed=bool(spec["sandbox"]))
     ended = {"code": os.WEXITSTATUS(status)} if number is None else {"signal": number}
-    oom = number == signal.SIGKILL and oom_kills() > kills_before
     detail = "".join(excess)
-    oom = oom or "--run_memory" in detail
+    killed = number == signal.SIGKILL and oom_kills() > kills_before
+    oom = killed or "--run_memory" in detail
     return finish(spec, folder, **ended, oom=oom, received=received, detail=detail)
+
+
+def started(run_id: str, launch: str | None) -> dict:
+    """The record of a runner that has started no job yet."""
+    server_pid = os.environ.get("TMUX", "").rpartition(",")[0].rpartition(",")[2]
+    return {
+        **{"format": FORMAT, "run_id": run_id, "started_at": time.time(), "launch": launch},
+        **{"host": socket.gethostname(), "namespace": namespace()},
+        **{"runner_pid": os.getpid(), "runner_start_time": start_time_of(os.getpid())},
+        **{"job_pid": None, "job_start_time": "", "pane": os.environ.get("TMUX_PANE")},
+        "server_pid": int(server_pid) if server_pid.isdigit() else None,
+    }
 
 
 class Lease:
@@ -168,8 +171,10 @@ def take_lock(path: str) -> bool:
     return True
 
 
-def environment_of(folder: str) -> dict[str, str]:
+def environment_of(folder: str, kept: tuple[str, ...] = ()) -> dict[str, str]:
     """The job's environment, whose file is removed: no secret stays on the disk.
+
+    Those of our own that are `kept` are in it, too.
 
     The log's writer removes its list of secrets as soon as it has read it; the job waits for that.
     """
@@ -179,7 +184,8 @@ def environment_of(folder: str) -> dict[str, str]:
     path = os.path.join(folder, "environment.json")
     with open(path, encoding="utf-8") as file:
         os.unlink(path)
-        return json.load(file)["environment"]
+        of_job = json.load(file)["environment"]
+    return of_job | {name: os.environ[name] for name in kept if name in os.environ}
 
 
 def spawn(spec: dict, environment: dict[str, str]) -> tuple[int, Callable[[], None]]:

@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 _REPORT = " · epoch "  # in a line that says how far the run is
 _LARGEST = 1e12  # number that a record may have
 _ROOT = 2**31  # of the worlds' and the learning keys; agents' networks take 0, 1 and so on
-_ANEW = "give --no-resume to begin anew, or another --run_folder"
+_ANEW = "give --no_resume to begin anew, or another --run_folder"
 # Flags that may change when a run goes on, besides epochs: they change no bit of the result.
 _FREE = {
     *("run_folder", "overlap", "resume", "checkpoint_seconds", "stall_timeout"),

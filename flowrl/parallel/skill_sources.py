@@ -16,7 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, get_args
 
-from flowrl import arguments, notices, storage
+from flowrl import arguments, command_line, notices, storage
 from flowrl.config import ENGINES, BottomUpConfig, LaunchConfig, PPOConfig, flags, with_flags
 from flowrl.errors import (
     ConfigError,
@@ -187,7 +187,7 @@ def skill_configs(config: BottomUpConfig, skills: Mapping[str, Skill]) -> Mappin
     graph_paths = GraphPaths(config.graph.graph_path)
     path, tables = config.graph.skill_config, {}
     if path is not None:
-        tables = arguments.toml(path, flag="skill_config")
+        tables = command_line.toml(path, flag="skill_config")
     for other, table in tables.items():
         if not isinstance(table, dict):
             below = f'write it below the name of a skill, as ["{next(iter(skills))}"]'
@@ -220,7 +220,7 @@ def read_tuned(graph_paths: GraphPaths, skill: str) -> dict[str, Any]:
     path = graph_paths.tuned_file(skill)
     if not path.exists():
         return {}
-    table = arguments.toml(path, flag="tuned")
+    table = command_line.toml(path, flag="tuned")
     if list(table) != [skill] or not isinstance(table[skill], dict):
         raise ConfigError(f"{path} has no single table {skill!r}; run flowrl sweep forget")
     return table[skill]

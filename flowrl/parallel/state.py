@@ -17,7 +17,8 @@ import json
 import re
 import shlex
 import zlib
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from functools import cached_property
@@ -27,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from flowrl import storage
+from flowrl.config import ScheduleConfig
 from flowrl.errors import (
     FileRefusedError,
     FormatVersionError,
@@ -44,6 +46,7 @@ from flowrl.parallel.status import (
     Held,
     Merging,
     Running,
+    Slotted,
     Waiting,
 )
 from flowrl.paths import display_name, slug
@@ -234,6 +237,48 @@ def _is_ready(entry: Entry, completed: set[str]) -> bool:
     return isinstance(status, Waiting) and (
         status.run_id is not None or completed.issuperset(entry.needs)
     )
+
+
+class Slots:
+    """The devices' free slots; `devices` says how many runs share a device.
+
+    A run gets all of its devices in one step or none, so no run holds some while it waits for
+    others. One whose last attempt ran out of memory shares them with no other run. Without devices
+    only the number of runs is limited.
+    """
+
+    def __init__(
+        self, schedule: ScheduleConfig, devices: Mapping[str, int], active: Iterable[Entry]
+    ) -> None:
+        self._most = devices
+        self._wanted = schedule.devices_per_run if devices else 0
+        self._runs_left = schedule.max_parallel_skills
+        self._load: Counter[str] = Counter()
+        for entry in active:
+            if isinstance(entry.status, Slotted):
+                self._occupy(entry.status.devices, alone=entry.status.alone)
+
+    @property
+    def full(self) -> bool:
+        """True if no further run may start, whatever devices are free."""
+        return self._runs_left <= 0
+
+    def take(self, *, alone: bool) -> tuple[str, ...] | None:
+        """Occupy and return the devices with most slots free; None if the run does not fit."""
+        if self.full:
+            return None
+        free = [n for n, most in self._most.items() if self._load[n] < (1 if alone else most)]
+        if len(free) < self._wanted:
+            return None
+        least = sorted(free, key=lambda name: self._load[name] / self._most[name])[: self._wanted]
+        devices = tuple(name for name in self._most if name in least)
+        self._occupy(devices, alone=alone)
+        return devices
+
+    def _occupy(self, devices: tuple[str, ...], *, alone: bool) -> None:
+        self._runs_left -= 1
+        for name in devices:
+            self._load[name] += self._most.get(name, 1) if alone else 1
 
 
 def next_due(state: SchedulerState, *, after: datetime) -> datetime | None:

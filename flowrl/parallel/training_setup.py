@@ -7,7 +7,6 @@ change what the run started from.
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import logging
 import re
@@ -34,14 +33,14 @@ from flowrl.errors import (
 )
 from flowrl.experts import repair
 from flowrl.experts.store import ExpertStore, refuse_misplaced
-from flowrl.games.base import COUNT, env_sizes, find_game
+from flowrl.games.base import env_sizes
 from flowrl.launchers.claims import is_claimed
 from flowrl.launchers.run_status import becomes_free, lock_held
+from flowrl.parallel.run_module import generate_module_with_remapping, planned_steps
 from flowrl.paths import GraphPaths, RunPaths, printable
 from flowrl.runs import (
     CodeApproval,
     ExpertVersion,
-    PlannedStep,
     Remapping,
     Shapes,
     TrainingRun,
@@ -50,7 +49,7 @@ from flowrl.runs import (
     write_run,
 )
 from flowrl.skills.graph import SkillGraph
-from flowrl.skills.skill import Skill, Step
+from flowrl.skills.skill import Skill
 from flowrl.skills.validation.cache import ApprovalStore, code_digest, parsed_function
 
 logger = logging.getLogger(__name__)
@@ -111,12 +110,9 @@ def prepare_training_run(  # noqa: PLR0913
 ) -> PreparedRun:
     """Make the run folder of a skill: its module, the seeds of its experts and run.json.
 
-    An earlier attempt's folder is moved to `training_runs/failed/` first. If anything is refused,
-    nothing on disk has changed except a notice of a damaged expert. `completed` has the global
-    index of every trained skill's expert. A new expert begins as a copy of that of `init_from`,
-    else of the skill that it is `like`, if that is merged; `anew`, one that was trained before
-    does, too, and the merge puts it in that one's place. The
-    run of a `trial` lies in its folder, which must not exist, with its `records` beside run.json.
+    An earlier attempt's folder moves to `training_runs/failed/`. A refusal leaves at most a notice
+    of a damaged expert. A new expert, or with `anew` its own, begins as a copy of `init_from`'s,
+    else of the merged skill's that it is `like`. `run_paths` and `records` are those of a trial.
 
     Raises:
       ExpertMissingError: a skill of the plan has no expert yet, or its files are gone.
@@ -127,63 +123,26 @@ def prepare_training_run(  # noqa: PLR0913
     """
     refuse_misplaced(graph_paths)
     steps = graph.plan(skill)
-    needs = dict.fromkeys(step.skill for step in steps if step.skill != skill)
-    experts = {need: _index(need, completed) for need in needs} | {skill: expert}
+    experts = {step.skill: _index(step.skill, {**completed, skill: expert}) for step in steps}
     run = TrainingRun(
         run_id=f"e{expert}.a{attempt}.{secrets.token_hex(4)}",
         skill=skill,
         expert=expert,
         attempt=attempt,
-        plan=_planned(steps, graph, experts, config.env_name),
-        experts=build_remapping([experts[need] for need in needs], expert).experts,
+        plan=planned_steps(steps, graph, experts, config.env_name),
+        experts=build_remapping([*experts.values()][:-1], expert).experts,
         ancestors=(),
         config=configs.to_json(config),
         origins=origins or {},
+        approvals=_approvals(graph_paths, map(graph.skills.__getitem__, experts), config.env_name),
         anew=anew,
     )
     store = ExpertStore(graph_paths)
     run = replace(run, ancestors=_seeds(store, run, experts))
-    copied = _copied(store, run, init_from, graph.skills[skill].like)
-    run = replace(run, copied=copied)
+    run = replace(run, copied=_copied(store, run, init_from, graph.skills[skill].like))
     module = generate_module_with_remapping(run, graph.skills).encode()
-    digest = hashlib.sha256(module).hexdigest()
-    run = replace(run, module_sha256=digest, approvals=_approvals(graph_paths, run, graph.skills))
-    return _write_usable(store, run, {f"{expert}.py": module, **records}, run_paths, copied=copied)
-
-
-def _planned(
-    steps: Sequence[Step], graph: SkillGraph, experts: Mapping[str, int], env_name: str
-) -> tuple[PlannedStep, ...]:
-    """The lines of a run's plan for the steps of a skill's plan."""
-    items, planned = find_game(env_name).items, []
-    for number, (step, kept) in enumerate(zip(steps, graph.kept(steps), strict=True)):
-        skill, before = graph.skills[step.skill], [graph.skills[it.skill] for it in steps[:number]]
-        line = PlannedStep(
-            skill=step.skill,
-            count=step.count,
-            expert=experts[step.skill],
-            max_steps=skill.max_steps,
-            gains=_counted_gains(skill, step.count, env_name),
-            keeps={item: amount for item, amount in kept.items() if item in items},
-            facts=_facts(kept.keys() - items, before),
-        )
-        planned.append(line)
-    return tuple(planned)
-
-
-def _facts(names: Iterable[str], before: Sequence[Skill]) -> dict[str, int]:
-    """For each fact the newest of the steps before that brought it about, by its number.
-
-    One whose done-condition depends on a count is left out: that of another step means another.
-    """
-    facts = {}
-    for name in sorted(names):
-        number = max(number for number, skill in enumerate(before) if name in skill.gain)
-        skill = before[number]
-        asks = {argument.arg for argument in parsed_function(skill.is_done).args.args}
-        if name in skill.ephemeral and COUNT not in asks:
-            facts[name] = number
-    return facts
+    run = replace(run, module_sha256=hashlib.sha256(module).hexdigest())
+    return _write_usable(store, run, {f"{expert}.py": module, **records}, run_paths)
 
 
 def _copied(
@@ -210,16 +169,14 @@ def _write_usable(
     run: TrainingRun,
     contents: Mapping[str, bytes],
     run_paths: RunPaths | None,
-    *,
-    copied: ExpertVersion | None,
 ) -> PreparedRun:
     """Write the run's folder; the newest whole version of an expert counts if one is damaged."""
     try:
-        return _write_folder(store, run, contents, run_paths, copied=copied)
+        return _write_folder(store, run, contents, run_paths)
     except (ExpertCorruptError, ExpertMissingError):
         run = replace(run, ancestors=tuple(repair.usable(store, seed) for seed in run.ancestors))
         _check_shapes(store, run, run.ancestors)
-        return _write_folder(store, run, contents, run_paths, copied=copied)
+        return _write_folder(store, run, contents, run_paths)
 
 
 def expected_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -236,13 +193,6 @@ def _index(dependency: int | str, completed: Mapping[str, Any]) -> int:
         raise ExpertMissingError(f"the skill {dependency!r} is not completed; train it first")
     entry = completed[dependency]
     return entry["expert_idx"] if isinstance(entry, Mapping) else entry
-
-
-def _counted_gains(skill: Skill, count: int, env_name: str) -> dict[str, int]:
-    """Return the inventory that must be there when the skill is done at this count."""
-    items = find_game(env_name).items
-    gains = {item: amount.at(count) for item, amount in skill.gain.items() if item in items}
-    return {item: amount for item, amount in gains.items() if amount > 0}
 
 
 def _seeds(
@@ -297,8 +247,6 @@ def _write_folder(
     run: TrainingRun,
     contents: Mapping[str, bytes],
     trial: RunPaths | None,
-    *,
-    copied: ExpertVersion | None,
 ) -> PreparedRun:
     """Build the run's folder under a temporary name, then rename it durably."""
     graph_paths = store.graph_paths
@@ -309,7 +257,7 @@ def _write_folder(
         storage.make_dir(building.policies)
         for name, content in contents.items():
             storage.write_atomic(folder / name, content, durable=False)
-        _copy_seeds(store, building, run, copied)
+        _copy_seeds(store, building, run)
         write_run(building, run, durable=False)
         if trial is None:
             fail_run(graph_paths, run.expert, run.skill)
@@ -317,91 +265,26 @@ def _write_folder(
     return PreparedRun(run_paths=run_paths, run=run)
 
 
-def _copy_seeds(
-    store: ExpertStore, run_paths: RunPaths, run: TrainingRun, copied: ExpertVersion | None
-) -> None:
+def _copy_seeds(store: ExpertStore, run_paths: RunPaths, run: TrainingRun) -> None:
     local = Remapping(run.experts).global_to_local
     seeds = [(version.index, version) for version in run.ancestors]
-    for expert, version in [*seeds, *([(run.expert, copied)] if copied else [])]:
+    for expert, version in [*seeds, *([(run.expert, run.copied)] if run.copied else [])]:
         try:
             store.copy(version, run_paths.seed(local[expert]))
         except FileRefusedError as error:
             raise ExpertCorruptError(f"an expert cannot be copied: {error}") from error
 
 
-# The generated module: people read it, flowrl never imports it. Skill functions are inserted as
-# syntax trees and names as literals, so no name can become code. The functions were checked when
-# the skill was read, and the trainer checks those of the module again (`envs.skill_module`).
-
-
-def generate_module_with_remapping(run: TrainingRun, skills: Mapping[str, Skill]) -> str:
-    """The module of a run, with its remapping and plan; SkillError if a function is malformed."""
-    steps = [_step(number, step, skills[step.skill]) for number, step in enumerate(run.plan)]
-    return "\n\n\n".join([_head(run), *steps]) + "\n"
-
-
 def _approvals(
-    graph_paths: GraphPaths, run: TrainingRun, skills: Mapping[str, Skill]
+    graph_paths: GraphPaths, skills: Iterable[Skill], env_name: str
 ) -> tuple[CodeApproval, ...]:
-    """The approvals that the skills of the plan have; the trainer refuses code without one."""
+    """The approvals that the skills of a plan have; the trainer refuses code without one."""
     store = ApprovalStore(graph_paths.approvals)
     digests = {}
-    for skill in (skills[step.skill] for step in run.plan):
+    for skill in skills:
         functions = parsed_function(skill.is_done), parsed_function(skill.reward)
-        digests[code_digest(*functions, run.config["env_name"])] = None
+        digests[code_digest(*functions, env_name)] = None
     return tuple(approval for digest in digests if (approval := store.find(digest)))
-
-
-def _head(run: TrainingRun) -> str:
-    game = find_game(run.config.get("env_name"))
-    global_to_local, local_to_global = Remapping(run.experts)
-    plan = "".join(f"    {_entry(step)},\n" for step in run.plan)
-    title = f"Run of skill {run.skill!r} as expert {run.expert}, attempt {run.attempt}."
-    return (
-        f'"""{_in_docstring(title)}\n'
-        "\n"
-        f"Generated by flowrl for run {_in_docstring(run.run_id)}; experts are numbered globally,\n"
-        'and GLOBAL_TO_LOCAL says which network of this run each of them is.\n"""\n'
-        "\n"
-        "import jax\n"
-        "import jax.numpy as jnp\n"
-        f"{game.import_line}\n"
-        "\n"
-        f"GAME = {game.name!r}\n"
-        f"GLOBAL_TO_LOCAL = {global_to_local}\n"
-        f"LOCAL_TO_GLOBAL = {local_to_global}\n"
-        f"PLAN = [\n{plan}]"
-    )
-
-
-def _entry(step: PlannedStep) -> str:
-    entry = {"skill": step.skill, "count": step.count, "expert": step.expert}
-    more = {"max_steps": step.max_steps}
-    more |= {name: dict(getattr(step, name)) for name in ("gains", "keeps", "facts")}
-    return repr({**entry, **{key: value for key, value in more.items() if value}})
-
-
-def _step(number: int, step: PlannedStep, skill: Skill) -> str:
-    title = f"# Step {number}: {printable(step.skill)} × {step.count}, expert {step.expert}"
-    done = _renamed(skill.is_done, f"task_{number}_is_done", count=step.count)
-    reward = _renamed(skill.reward, f"task_{number}_reward", count=step.count)
-    network = f"def task_{number}_network_number():\n    return GLOBAL_TO_LOCAL[{step.expert}]"
-    return f"{title}\n{done}\n\n\n{reward}\n\n\n{network}"
-
-
-def _renamed(source: str, name: str, *, count: int) -> str:
-    """The author's function, renamed; a parameter `n` comes last, with the count as default."""
-    function = parsed_function(source)
-    function.name = name
-    others = [argument for argument in function.args.args if argument.arg != "n"]
-    if len(others) < len(function.args.args):
-        function.args.args = [*others, ast.arg(arg="n")]
-        function.args.defaults = [ast.Constant(value=count)]
-    return ast.unparse(ast.fix_missing_locations(function))
-
-
-def _in_docstring(text: str) -> str:
-    return printable(text).replace("\\", "\\\\").replace('"', '\\"')
 
 
 # The run folders that are there

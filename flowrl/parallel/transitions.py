@@ -8,7 +8,6 @@ commands that came with it, and reports their results as events.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -32,7 +31,7 @@ from flowrl.parallel.events import (
     why_not,
 )
 from flowrl.parallel.outcomes import StepContext
-from flowrl.parallel.state import SchedulerState, StateBuilder, active_entries, ready_entries
+from flowrl.parallel.state import SchedulerState, Slots, StateBuilder, active_entries, ready_entries
 from flowrl.parallel.status import (
     CANCELLED,
     PAUSED,
@@ -113,7 +112,8 @@ class Transition:
 
     def _fill_slots(self, active: Sequence[Entry]) -> None:
         """Start ready skills; for those that find no slot, ask long runs to give theirs."""
-        slots, without = Slots(self._context, active), 0
+        context, without = self._context, 0
+        slots = Slots(context.schedule, context.devices, active)
         if slots.full and not self._context.schedule.slot_minutes:
             return
         for entry in ready_entries(self.builder.entries):
@@ -436,46 +436,6 @@ class Transition:
             more_frames=entry.more_frames,
             anew=entry.anew,
         )
-
-
-class Slots:
-    """The devices' free slots; `StepContext.devices` says how many runs share a device.
-
-    A run gets all of its devices in one step or none, so no run holds some while it waits for
-    others. One whose last attempt ran out of memory shares them with no other run. Without devices
-    only the number of runs is limited.
-    """
-
-    def __init__(self, context: StepContext, active: Iterable[Entry]) -> None:
-        self._most = context.devices
-        self._wanted = context.schedule.devices_per_run if context.devices else 0
-        self._runs_left = context.schedule.max_parallel_skills
-        self._load: Counter[str] = Counter()
-        for entry in active:
-            if isinstance(entry.status, Slotted):
-                self._occupy(entry.status.devices, alone=entry.status.alone)
-
-    @property
-    def full(self) -> bool:
-        """True if no further run may start, whatever devices are free."""
-        return self._runs_left <= 0
-
-    def take(self, *, alone: bool) -> tuple[str, ...] | None:
-        """Occupy and return the devices with most slots free; None if the run does not fit."""
-        if self.full:
-            return None
-        free = [n for n, most in self._most.items() if self._load[n] < (1 if alone else most)]
-        if len(free) < self._wanted:
-            return None
-        least = sorted(free, key=lambda name: self._load[name] / self._most[name])[: self._wanted]
-        devices = tuple(name for name in self._most if name in least)
-        self._occupy(devices, alone=alone)
-        return devices
-
-    def _occupy(self, devices: tuple[str, ...], *, alone: bool) -> None:
-        self._runs_left -= 1
-        for name in devices:
-            self._load[name] += self._most.get(name, 1) if alone else 1
 
 
 def _is_starting(status: Status) -> bool:

@@ -118,8 +118,7 @@ def train(  # noqa: PLR0913
     `trained` has the frames that each expert had before the run.
 
     Reports come after updates at which all devices have the same parameters: every
-    `grad_sync_period`-th one and the last. `learner` is donated. `episodes` are those seen before,
-    if any.
+    `grad_sync_period`-th one and the last. `learner` is donated; `episodes` were seen before.
 
     Raises:
       TrainingError: a loss or a parameter is not finite.
@@ -131,15 +130,7 @@ def train(  # noqa: PLR0913
     )
     for after, counted, stats, whole in updates:
         code = max(code, int(stats.stop))
-        episodes.add(
-            done=stats.done,
-            task_success=stats.task_success[..., : env.num_tasks],
-            length=stats.episode_length,
-            total=stats.episode_return,
-        )
-        of_update = np.asarray(stats.counts[: env.num_tasks], np.int64)
-        ended = int(stats.done.sum())
-        episodes.count(of_update, ended=ended)
+        of_update, ended = _record(episodes, stats, env.num_tasks)
         counts, over = counts + of_update, over + ended
         if not whole:
             continue
@@ -160,6 +151,19 @@ def train(  # noqa: PLR0913
         counts, over = 0, 0
         if reached:
             return
+
+
+def _record(episodes: EpisodeLog, stats: Stats, num_tasks: int) -> tuple[np.ndarray, int]:
+    """Add an update's episodes; returns its counts of steps `[tasks, …]`, and of ended episodes."""
+    episodes.add(
+        done=stats.done,
+        task_success=stats.task_success[..., :num_tasks],
+        length=stats.episode_length,
+        total=stats.episode_return,
+    )
+    counts, ended = np.asarray(stats.counts[:num_tasks], np.int64), int(stats.done.sum())
+    episodes.count(counts, ended=ended)
+    return counts, ended
 
 
 def _updates(  # noqa: PLR0913

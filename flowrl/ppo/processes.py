@@ -27,11 +27,12 @@ import jax
 from jax._src import distributed  # its client has the barriers and the keys; nothing public has
 
 from flowrl import storage
-from flowrl.config import to_argv
+from flowrl.command_line import to_argv
 from flowrl.errors import EXIT_RESUMABLE, ConfigError, FlowrlError
 from flowrl.launchers import child
 from flowrl.launchers.child import Child
-from flowrl.runs import TrainConfig, digest_of_sources
+from flowrl.program_cache import digest_of_sources
+from flowrl.runs import TrainConfig
 
 logger = logging.getLogger(__name__)
 PROGRAM = ("-m", "flowrl.ppo_flow")

@@ -191,7 +191,7 @@ def _unnamed(arrays: Mapping[str, np.ndarray], like: _Tree) -> _Tree:
     for name, leaf in checkpoint.named_leaves(like).items():
         if name not in arrays or arrays[name].shape != checkpoint.numbers(leaf).shape:
             sizes = "the rounds of this run folder are of networks of other sizes"
-            raise FileRefusedError(f"{sizes}; --no-resume begins anew")
+            raise FileRefusedError(f"{sizes}; --no_resume begins anew")
         value = checkpoint.from_numbers(jnp.array(arrays[name]), leaf)
         leaves.append(jax.device_put(value, leaf.sharding))
     return jax.tree.unflatten(jax.tree.structure(like), leaves)

@@ -43,6 +43,7 @@ from flowrl.parallel.status import (
     Failed,
     Held,
     Merging,
+    Preparing,
     Running,
     Slotted,
     StopReason,
@@ -89,7 +90,7 @@ _STOP_REASONS = {
     StopReason.YIELD: "asked to end: other skills wait for its slot",
 }
 _PHASES = {"compiling": "its programs to compile; runs of the same sizes load them later"}
-ENDED = frozenset({"completed", "failed", "held", "blocked"})
+ENDED = frozenset(kind.kind for kind in (Completed, Failed, Held, Blocked))
 _ENDED = "ended"  # the phase of a run whose end no scheduler has seen
 
 _OF_TRAINER = (
@@ -112,10 +113,10 @@ def screen(
     warnings = [*filter(None, [_read_stop_mode(graph_paths)]), *_notices(graph_paths).values()]
     if not all_ended(rows) and daemon_of(graph_paths.daemon_lock) is None:
         again = last_command(graph_paths)
-        live = any(row.status == "running" and row.phase != _ENDED for row in rows)
+        live = any(row.status == Running.kind and row.phase != _ENDED for row in rows)
         goes_on = "runs go on; " if live else ""
         warnings.append(f"no scheduler: {goes_on}nothing is started or merged until {again}")
-    if any(row.status == "held" and row.why == PAUSED for row in rows):
+    if any(row.status == Held.kind and row.why == PAUSED for row in rows):
         resume = f"to go on with paused skills: flowrl resume {shlex.quote(root)} --all"
         warnings.append(
             f"{resume}, then {last_command(graph_paths)}" if all_ended(rows) else resume
@@ -184,7 +185,7 @@ def tally(rows: Sequence[SkillRow]) -> str:
 
 def _totals(graph_paths: GraphPaths, rows: Sequence[SkillRow]) -> str:
     """Return slots in use, frames in merged experts and free disk space, in one line."""
-    used = sum(row.status in ("preparing", "running") for row in rows)
+    used = sum(row.status in (Preparing.kind, Running.kind) for row in rows)
     parts = [
         *([f"slots in use: {used}"] if used else []),
         f"{sum(_merged_frames(graph_paths).values()):,} frames merged",
@@ -292,7 +293,7 @@ def _notices(graph_paths: GraphPaths) -> dict[str, str]:
 
 
 def _cells(row: SkillRow) -> dict[str, Text | str]:
-    shown = row.phase if row.status == "running" and row.phase else _status_word(row)
+    shown = row.phase if row.status == Running.kind and row.phase else _status_word(row)
     reasons = [", ".join(row.waits_for), row.waits, row.why]
     return {
         "skill": Text(row.skill),
@@ -314,25 +315,25 @@ def _cells(row: SkillRow) -> dict[str, Text | str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SkillRow:
-    """One skill as `flowrl status` shows it; None stands for a value that does not apply."""
+    """One skill as `flowrl status` shows it; None is for a number that does not apply."""
 
     skill: str
     status: str
     expert: int | None
     attempt: int | None
-    session: str | None = None
+    session: str = ""
     devices: tuple[str, ...] = ()
-    phase: str | None = None  # of a run: compiling, training, saving, ended
+    phase: str = ""  # of a run: compiling, training, saving, ended
     steps_per_second: float | None = None
     success_rate: float | None = None  # of the plan's last step
     step_success: tuple[float, ...] = ()
     frames: int | None = None  # environment steps of its run
-    total_frames: int | None = None
+    total_frames: int = 0
     eta_seconds: float | None = None
     seconds: float | None = None  # since the run began, or that it took
-    goal: float | None = None  # --success_state_rate of a completed skill's run
+    goal: float = 0.0  # --success_state_rate of a completed skill's run
     below_goal: bool = False  # completed, with less success than that
-    ended_at: str | None = None  # when it was completed, failed or held; ISO 8601 in UTC
+    ended_at: str = ""  # when it was completed, failed or held; ISO 8601 in UTC
     needs: tuple[str, ...] = ()
     waits_for: tuple[str, ...] = ()  # those that are not completed, or what blocks it
     waits: str = ""  # a slot or a time that it waits for
@@ -415,7 +416,7 @@ def all_ended(rows: Sequence[SkillRow]) -> bool:
 def _status_word(row: SkillRow) -> str:
     if row.below_goal:
         return "below goal"
-    return "cancelled" if row.status == "failed" and row.why == CANCELLED else row.status
+    return "cancelled" if row.status == Failed.kind and row.why == CANCELLED else row.status
 
 
 def _row(graph_paths: GraphPaths, state: SchedulerState, entry: Entry) -> SkillRow:
@@ -425,7 +426,7 @@ def _row(graph_paths: GraphPaths, state: SchedulerState, entry: Entry) -> SkillR
         status=status.kind,
         expert=entry.expert,
         attempt=status.attempt,
-        session=entry.session,
+        session=entry.session or "",
         devices=status.devices if isinstance(status, Slotted) else (),
         needs=entry.needs,
         waits_for=state.waits_for(entry.skill),
@@ -460,7 +461,7 @@ def _of_end(status: Merging | Completed | Failed | Held) -> dict[str, Any]:
     facts |= {"seconds": status.wall_seconds}
     if isinstance(status, Merging):
         return facts | {"waits": _next_try(status)}
-    goal = {"goal": status.goal or None, "below_goal": status.below_goal}
+    goal = {"goal": status.goal, "below_goal": status.below_goal}
     return facts | goal | {"ended_at": records.to_json(status.at)}
 
 

@@ -20,7 +20,7 @@ from flowrl.parallel.health import daemon_of
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.skill_sources import SkillSources, check_graph_record, open_graph
 from flowrl.parallel.start import check_machine, device_slots, open_scheduler, refuse_shared_folder
-from flowrl.paths import GraphPaths, SweepPaths, refuse_other_folder, slug
+from flowrl.paths import GraphPaths, SweepPaths, existing_graph, refuse_other_folder, slug
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.validation.dry_run import approve_skills, keep_approvals
 from flowrl.storage import records
@@ -61,6 +61,8 @@ def run_sweep(config: SweepConfig) -> int:
     graph_paths = GraphPaths(config.graph.graph_path)
     sweep_paths = _paths(graph_paths, config.name, config.skill)
     known = open_sweep(sweep_paths) if sweep_paths.sweep_json.exists() else None
+    if not known:
+        existing_graph(graph_paths.root)
     if known:
         refuse_other_flags(config.given, config.varied, known)
     elif config.skill is None:

@@ -21,7 +21,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from flowrl import arguments
+from flowrl import arguments, command_line
 from flowrl.config import PPOConfig, checked, flags, with_flags
 from flowrl.errors import ConfigError, FlowrlError, closest, format_error
 from flowrl.skills.skill import SKILL_SETTINGS
@@ -183,7 +183,7 @@ class SearchInput:
 def read_space(path: Path) -> Space:
     """Read a space from a TOML or JSON file; raises ConfigError."""
     if path.suffix != ".json":
-        return space_from_data(arguments.toml(path, flag="space"), str(path))
+        return space_from_data(command_line.toml(path, flag="space"), str(path))
     try:
         document = read_json(path)
     except (FlowrlError, OSError) as error:

@@ -23,7 +23,7 @@ from functools import partial
 import numpy as np
 
 from flowrl import console, storage
-from flowrl.config import parse
+from flowrl.command_line import parse
 from flowrl.console import StopSignal
 from flowrl.errors import EXIT_DISK_FULL
 from flowrl.launchers.child import die_with_parent

@@ -19,7 +19,8 @@ import pytest
 
 from flowrl import storage
 from flowrl.averaging.rules import OuterStep, Rule
-from flowrl.config import PPOConfig, quorum_of, to_argv
+from flowrl.command_line import to_argv
+from flowrl.config import PPOConfig, quorum_of
 from flowrl.errors import EXIT_DISK_FULL, EXIT_RESUMABLE, ConfigError
 from flowrl.parallel.executor import newest_checkpoint
 from flowrl.paths import RunPaths
@@ -237,8 +238,10 @@ def test_a_run_that_is_asked_to_stop_goes_on_later(tmp_path):
     began = time.monotonic()
     run = Run(tmp_path, config_of(2, 6), "0=slow,1=slow")
     until((tmp_path / "seen" / "2.json").exists)
+    pids = [run.pid(0), run.pid(1)]
     run.averager.terminate()
     assert run.ended()[0] == EXIT_RESUMABLE
+    assert not any(Path(f"/proc/{pid}/exe").exists() for pid in pids)
     run.start()
     assert run.ended()[0] == 0
     assert_whole(run, 2, 6)

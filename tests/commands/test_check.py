@@ -21,7 +21,7 @@ def written(folder, **texts: str | bytes):
 def test_every_file_of_a_folder_is_told_by_a_line(tmp_path, flowrl):
     folder = written(tmp_path / "mine", b=skill_text(head="import os\n"), a=skill_text())
     (folder / "notes.txt").write_text("no skill")
-    first, second = flowrl("check", folder, "--no-trace", code=1).out.splitlines()
+    first, second = flowrl("check", folder, "--no_trace", code=1).out.splitlines()
     games = "Craftax-Classic-Symbolic-v1, Craftax-Symbolic-v1"
     assert first == f"{folder / 'a.py'}: ok: Collect Wood, for {games}; plan: Collect Wood × 1"
     assert second.startswith(f"{folder / 'b.py'}:2: import does not belong in a skill file; remove")
@@ -30,7 +30,7 @@ def test_every_file_of_a_folder_is_told_by_a_line(tmp_path, flowrl):
 def test_files_and_folders_may_be_mixed_and_are_told_as_json(tmp_path, flowrl):
     folder = written(tmp_path / "mine", a=skill_text())
     other = written(tmp_path, c=skill_text(head="import os\n")) / "c.py"
-    good, bad = json.loads(flowrl("check", folder, other, "--no-trace", "--json", code=1).out)
+    good, bad = json.loads(flowrl("check", folder, other, "--no_trace", "--json", code=1).out)
     assert (good["skill"], bad["skill"]) == ("Collect Wood", None)
     assert good["why"] is None
     assert set(good["plans"].values()) == {"Collect Wood × 1"}
@@ -40,7 +40,7 @@ def test_files_and_folders_may_be_mixed_and_are_told_as_json(tmp_path, flowrl):
 def test_the_plan_is_one_among_the_librarys_skills(tmp_path, flowrl):
     wants = skill_text().replace("requirements = {}", 'requirements = {"wood_pickaxe": "1"}')
     folder = written(tmp_path / "mine", a=wants.replace("Collect Wood", "Fell Trees"))
-    assert "Make Wood Pickaxe × 1, Fell Trees × 1" in flowrl("check", folder, "--no-trace").out
+    assert "Make Wood Pickaxe × 1, Fell Trees × 1" in flowrl("check", folder, "--no_trace").out
 
 
 def needing(name, gain, need):
@@ -61,11 +61,11 @@ def needing(name, gain, need):
 def test_a_folders_skill_that_can_never_be_learned_is_refused(tmp_path, flowrl, second, why):
     egg, hen = needing("Egg", "egg", "hen"), needing("Hen", "hen", second)
     folder = written(tmp_path / "mine", egg=egg, hen=hen)
-    lines = flowrl("check", folder, "--no-trace", code=1).out.splitlines()
+    lines = flowrl("check", folder, "--no_trace", code=1).out.splitlines()
     assert lines[0].startswith(f"{folder}/egg.py:1: {why}")
     assert lines[1].startswith(f"{folder}/hen.py:1: ")
     # A graph may have what yields a hen.
-    assert ": ok: Egg, " in flowrl("check", folder / "egg.py", "--no-trace").out
+    assert ": ok: Egg, " in flowrl("check", folder / "egg.py", "--no_trace").out
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_a_folders_skill_that_can_never_be_learned_is_refused(tmp_path, flowrl, 
 )
 def test_a_reward_without_a_feature_is_warned_of(tmp_path, flowrl, reward, warned):
     folder = written(tmp_path / "mine", a=skill_text(reward=reward))
-    told = flowrl("check", folder, "--no-trace").out
+    told = flowrl("check", folder, "--no_trace").out
     assert ("; warning: task_reward is the same in every timestep, " in told) == warned
 
 
@@ -94,21 +94,21 @@ def test_one_file_that_once_crashed_the_check_does_not_hide_the_others(tmp_path,
     digits = skill_text().replace('"n"', "9" * 400)
     hexadecimal = skill_text().replace('"n"', "0x" + "f" * 4_000)
     folder = written(tmp_path / "mine", a=digits, b=hexadecimal, c=skill_text())
-    lines = flowrl("check", folder, "--no-trace", code=1).out.splitlines()
+    lines = flowrl("check", folder, "--no_trace", code=1).out.splitlines()
     assert [": a literal is too large; " in line for line in lines] == [True, True, False]
 
 
 def test_a_byte_order_mark_is_read(tmp_path, flowrl):
     folder = written(tmp_path / "mine", a=b"\xef\xbb\xbf" + skill_text().encode())
-    assert ": ok: " in flowrl("check", folder, "--no-trace").out
+    assert ": ok: " in flowrl("check", folder, "--no_trace").out
 
 
 @pytest.mark.parametrize("name", ["\x1b[2J", "a\nb", "\udcff"], ids=["escape", "line", "byte"])
 @pytest.mark.parametrize("text", [skill_text(), "import os\n", "x = ("])
 def test_a_files_name_cannot_command_the_terminal(tmp_path, capsys, name, text):
     folder = written(tmp_path / "mine", **{name: text})
-    main(["check", str(folder), "--no-trace"])
-    main(["check", str(folder / f"{name}.py"), str(folder / f"{name}0.py"), "--no-trace"])
+    main(["check", str(folder), "--no_trace"])
+    main(["check", str(folder / f"{name}.py"), str(folder / f"{name}0.py"), "--no_trace"])
     said = capsys.readouterr()
     for line in (said.out + said.err).split("\n"):
         assert not line or line.isprintable()
@@ -117,6 +117,6 @@ def test_a_files_name_cannot_command_the_terminal(tmp_path, capsys, name, text):
 
 def test_two_files_of_a_folder_with_one_name_are_refused(tmp_path, flowrl):
     folder = written(tmp_path / "mine", a=skill_text(), b=skill_text())
-    first, second = flowrl("check", folder, "--no-trace", code=1).out.splitlines()
+    first, second = flowrl("check", folder, "--no_trace", code=1).out.splitlines()
     assert first.startswith(f"{folder / 'a.py'}: ok: ")
     assert second == f"{folder / 'b.py'}: {folder / 'a.py'} is 'Collect Wood', too; rename one"

@@ -74,7 +74,7 @@ def test_training_on_says_that_the_goal_is_reached(tmp_path, capsys, goal, warne
 def test_settings_that_make_no_sense_together_are_refused_by_a_check(tmp_path, flowrl):
     file = tmp_path / "wood.py"
     file.write_text(skill_text(head='training = {"num_minibatches": 7}\n'))
-    assert f"{file}:1: training: --num_envs 64" in flowrl("check", file, "--no-trace", code=1).out
+    assert f"{file}:1: training: --num_envs 64" in flowrl("check", file, "--no_trace", code=1).out
 
 
 @pytest.mark.parametrize(

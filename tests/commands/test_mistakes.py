@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import flowrl
-from flowrl import arguments, cli
+from flowrl import arguments, cli, command_line
 from flowrl.arguments import Argument, Given, Origin
 from flowrl.config import BottomUpConfig
 from flowrl.errors import ConfigError, FlowrlError
@@ -144,7 +144,8 @@ def odd_files(folder: Path) -> dict[str, Path]:
 @pytest.mark.parametrize(
     "line",
     ["train --config", "sequential --config", "sweep --vary lr=log:1e-4:1e-2 --skill X --config",
-     "train --skill_config", "sequential --skill_config", "check"],
+     "train --skill_config", "sequential --skill_config", "check",
+     "sweep ../graph --skill X --space"],
 )  # fmt: skip
 @pytest.mark.parametrize(
     "kind",
@@ -154,6 +155,7 @@ def odd_files(folder: Path) -> dict[str, Path]:
 def test_no_odd_file_is_waited_for_or_believed(tmp_path, monkeypatch, capsys, line, kind):
     (tmp_path / "files").mkdir()
     (tmp_path / "here").mkdir()
+    (tmp_path / "graph" / "checkpoints").mkdir(parents=True)
     path = odd_files(tmp_path / "files")[kind]
     monkeypatch.chdir(tmp_path / "here")
     words = [*line.split(), str(path)]
@@ -185,7 +187,7 @@ NUMBERS = sorted(
 @QUIET
 def test_a_variable_that_is_no_number_is_named(values):
     env = {f"FLOWRL_{name.upper()}": value for name, value in values.items()}
-    layers: dict[Origin, Given] = {"environment": arguments.environment(BottomUpConfig, env)}
+    layers: dict[Origin, Given] = {"environment": command_line.environment(BottomUpConfig, env)}
     with pytest.raises(ConfigError, match=r"--\w+ \(environment\) is ['\"]x") as refused:
         arguments.read(BottomUpConfig, [], prog="flowrl train", layers=layers)
     assert any(f"--{name} " in str(refused.value) for name in values)

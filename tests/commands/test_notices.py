@@ -5,6 +5,7 @@ import json
 import pytest
 
 from flowrl import notices
+from flowrl.launchers import sandbox
 from flowrl.paths import GraphPaths
 from tests.commands.making import DONE, save
 
@@ -17,6 +18,13 @@ def test_a_notice_is_shown_until_it_is_withdrawn(tmp_path, flowrl):
     notices.withdraw(graph_paths, "disk")
     notices.withdraw(graph_paths, "disk")
     assert notices.read(graph_paths) == {}
+
+
+def test_status_alone_says_how_trainers_are_confined(tmp_path, flowrl):
+    graph_paths = save(tmp_path, ("A", DONE))
+    notices.publish(graph_paths, sandbox.NOTICE, "trainers are not confined: no bubblewrap")
+    assert "no bubblewrap" in flowrl("status", tmp_path).out
+    assert "no bubblewrap" not in "".join(flowrl("skills", tmp_path))
 
 
 def test_a_damaged_notice_says_so_and_hides_nothing(tmp_path):

@@ -12,8 +12,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from flowrl import cli, notices
-from flowrl import config as configs
+from flowrl import cli, command_line, notices
 from flowrl.config import BottomUpConfig
 from flowrl.experts.store import ExpertStore
 from flowrl.parallel.health import DaemonLock
@@ -116,7 +115,7 @@ def test_hints_name_the_command_of_the_last_start(tmp_path, flowrl):
     said = " ".join(flowrl("status", tmp_path, code=69).out.split())
     assert "merged until the same command as before" in said
     words = ["elsewhere", "--target_skill", "Collect Wood", "--lr=3e-4"]
-    config = configs.parse(BottomUpConfig, words, prog="flowrl train")
+    config = command_line.parse(BottomUpConfig, words, prog="flowrl train")
     last = f"flowrl train {tmp_path} --target_skill 'Collect Wood' --lr 3e-4"
     notices.publish(graph_paths, "command", config.command)
     said = " ".join(flowrl("status", tmp_path, code=69).out.split())
@@ -269,7 +268,7 @@ def test_status_never_fails_while_the_state_is_swapped(tmp_path):
     finally:
         stop.set()
         writer.join()
-    assert seen == {(2, None), (3, None), (2, "compiling"), (3, "compiling")} & seen
+    assert seen == {(2, ""), (3, ""), (2, "compiling"), (3, "compiling")} & seen
     assert {size for size, _ in seen} == {2, 3}
 
 

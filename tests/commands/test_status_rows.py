@@ -46,6 +46,7 @@ def test_a_running_skill_has_the_figures_of_its_own_trainer(tmp_path):
     tell_progress(graph_paths.run(0, "A"))
     (row,) = read_rows(graph_paths)
     assert (row.phase, row.frames, row.total_frames) == ("compiling", 512, 1024)
+    assert row.waits.startswith("its programs to compile")
     assert (row.steps_per_second, row.eta_seconds) == (1234.5, 61.0)
     assert (row.success_rate, row.step_success) == (0.25, (0.9, 0.25))
     assert row.seconds is not None
@@ -98,13 +99,13 @@ def test_figures_that_cannot_be_read_are_left_out(tmp_path, text):
         tell_progress(graph_paths.run(0, "A"))
         graph_paths.run(0, "A").progress.write_text(text)
     (row,) = read_rows(graph_paths)
-    assert (row.status, row.phase, row.frames, row.success_rate) == ("running", None, None, None)
+    assert (row.status, row.phase, row.frames, row.success_rate) == ("running", "", None, None)
 
 
 def test_figures_of_another_attempt_are_left_out(tmp_path):
     graph_paths = save(tmp_path, ("A", running("e0.a2.y")))
     tell_progress(graph_paths.run(0, "A"), "e0.a1.x")
-    assert read_rows(graph_paths)[0].phase is None
+    assert read_rows(graph_paths)[0].phase == ""
 
 
 def test_figures_left_behind_by_an_ended_run_are_left_out(tmp_path):

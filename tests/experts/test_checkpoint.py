@@ -139,7 +139,7 @@ def test_a_name_that_is_no_number_of_ours_is_no_resumable_state(tmp_path, name):
 
 def test_without_a_resumable_state_there_is_nothing_to_load(tmp_path):
     assert not checkpoint.has_resume(tmp_path / "resume")
-    with pytest.raises(ExpertMissingError, match="--no-resume"):
+    with pytest.raises(ExpertMissingError, match="--no_resume"):
         checkpoint.load_resume(tmp_path / "resume", random_expert(0))
 
 

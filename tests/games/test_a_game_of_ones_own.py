@@ -24,7 +24,7 @@ from flowrl.paths import GraphPaths
 
 HERE = Path(__file__).parent / "tiny"
 FLAGS = (
-    *("--env_name=Tiny-v1", "--launcher=local", "--no-use_wandb", "--max_nodes=2"),
+    *("--env_name=Tiny-v1", "--launcher=local", "--no_use_wandb", "--max_nodes=2"),
     *("--total_timesteps=4e4", "--num_envs=32", "--num_steps=32", "--max_task_steps=40"),
     *("--layer_size=16", "--lr=3e-3", "--success_state_rate=0.9", "--min_success_rate=0.5"),
 )
@@ -174,7 +174,7 @@ def test_the_wheel_of_the_tiny_game_has_all_of_it(tmp_path, monkeypatch):
     site = tmp_path / "site"
     zipfile.ZipFile(wheel).extractall(site)
     monkeypatch.setenv("PYTHONPATH", str(site))
-    words = (sys.executable, "-m", "flowrl.cli", "check", str(site / "tiny_skills"), "--no-trace")
+    words = (sys.executable, "-m", "flowrl.cli", "check", str(site / "tiny_skills"), "--no_trace")
     checked = subprocess.run(words, text=True, capture_output=True, check=False)
     assert checked.stdout.count(": ok: ") == 2, checked.stdout + checked.stderr
     assert "for Tiny-v1; plan: Pick Berry × 1, Bake Pie × 1" in checked.stdout
@@ -184,7 +184,7 @@ def test_a_skill_for_the_tiny_game_is_for_no_other(run, tmp_path):
     skill = tmp_path / "pick.py"
     text = (HERE / "tiny_skills" / "00_pick_berry.py").read_text()
     skill.write_text(text.replace("inventory_diff.berry", "inventory_diff.wood"))
-    refused = run("-m", "flowrl.cli", "check", skill, "--no-trace")
+    refused = run("-m", "flowrl.cli", "check", skill, "--no_trace")
     assert refused.returncode == 1
     assert "inventory_diff.wood is not in Tiny-v1; " in refused.stdout
 

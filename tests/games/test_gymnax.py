@@ -20,7 +20,7 @@ from flowrl.games.base import WorldStep
 from tests.games.test_a_game_of_ones_own import installed
 
 NOWHERE = Path("nowhere")
-FLAGS = ("--launcher=local", "--no-use_wandb", "--num_envs=32", "--layer_size=32")
+FLAGS = ("--launcher=local", "--no_use_wandb", "--num_envs=32", "--layer_size=32")
 
 
 def words(*given: object) -> list[str]:

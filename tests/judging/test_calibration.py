@@ -144,6 +144,8 @@ def test_a_judge_with_too_few_labels_is_advisory():
     found = measure(RuleJudge({}), "text", few, tuned=few)
     assert found.auc is None
     assert found.advisory
+    silent = replace(found, answered=1, abstained="it answers prose")
+    assert "it abstains, most often for this: it answers prose" in silent.line
 
 
 def test_the_three_sets_are_apart_and_hold_all():

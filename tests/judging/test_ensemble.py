@@ -99,7 +99,8 @@ def test_only_advice_is_no_judgement(known):
     members, labels = known
     judge = fit_ensemble(members[2:], items(300), labels)
     assert list(judge.weights) == [0]
-    assert judge.score(items(1)[0]).score is None
+    found = judge.score(items(1)[0])
+    assert (found.score, found.why) == (None, f"all its members are advisory: {members[2].name}")
 
 
 def test_the_order_of_members_does_not_matter(known):

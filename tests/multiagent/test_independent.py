@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from flowrl import independent
-from flowrl.config import parse, to_argv
+from flowrl.command_line import parse, to_argv
 from flowrl.experts.checkpoint import has_resume
 from flowrl.launchers import run_status
 from flowrl.launchers.base import ExitCause, Exited, Finished, Job
@@ -78,7 +78,7 @@ def test_bad_input_is_one_line_and_nothing_is_written(tmp_path, capsys, words, p
 
 
 def test_every_flag_goes_through_a_command_line():
-    config = parse(IndependentConfig, [*TINY, "--lr", "0.1", "0.2", "0.3", "--no-overlap"])
+    config = parse(IndependentConfig, [*TINY, "--lr", "0.1", "0.2", "0.3", "--no_overlap"])
     assert parse(IndependentConfig, to_argv(config)) == config
 
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import pytest
 
 from flowrl import runs
-from flowrl.config import parse
+from flowrl.command_line import parse
 from flowrl.errors import BusyError, ConfigError, ExpertCorruptError, TrainingError
 from flowrl.experts import checkpoint
 from flowrl.multiagent import run
@@ -142,7 +142,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits_with_overlap_or_without(train, w
     run_paths = train(*words, stop=stop_after(2), expected=85)
     assert not run_paths.result_json.exists()
     before = lines(run_paths)
-    train(*words, "--no-overlap")
+    train(*words, "--no_overlap")
     assert lines(run_paths)[:2] == before  # with their seconds: no epoch is trained twice
     assert contents(run_paths) == contents(whole)
     assert [line["epoch"] for line in lines(run_paths)] == list(range(EPOCHS))
@@ -174,13 +174,13 @@ def test_a_person_is_told_where_a_run_stops_and_goes_on_and_ends(train, caplog):
         with pytest.raises(ConfigError) as refused:
             train(word)
         assert f"was finished with {problem}; give it as before, or give" in str(refused.value)
-        assert "--no-resume to begin anew, or another --run_folder" in str(refused.value)
+        assert "--no_resume to begin anew, or another --run_folder" in str(refused.value)
     with pytest.raises(ConfigError, match="--world match_the_sign, not --world only_apple; give"):
         train("--world=only_apple", "--seed=1")  # the world comes first, whatever else differs
     with pytest.raises(ConfigError, match=r"--lr 0\.001, not --lr 0\.1 0\.2 0\.3; give"):
         train("--lr", "0.1", "0.2", "0.3")
     assert all_files(run_paths) == before
-    train("--seed=1", "--no-resume", stop=stop_after(1), expected=85)
+    train("--seed=1", "--no_resume", stop=stop_after(1), expected=85)
     assert not run_paths.result_json.exists()
     assert not run_paths.finals.exists()
     assert [line["epoch"] for line in lines(run_paths)] == [0]
@@ -198,7 +198,7 @@ def test_other_code_of_a_world_of_ones_own_is_refused(train, tmp_path, monkeypat
     with pytest.raises(ConfigError) as refused:
         train(world)
     problem = f"{run_paths.folder} was begun with other code, or agents of other sizes, in {code}"
-    assert str(refused.value).startswith(f"{problem}; restore it, or give --no-resume")
+    assert str(refused.value).startswith(f"{problem}; restore it, or give --no_resume")
     assert all_files(run_paths) == before
     code.write_text(text)
     assert result(train(world)).epochs == EPOCHS
@@ -219,7 +219,7 @@ def test_a_run_that_has_the_epochs_asked_for_is_not_ended_by_them(train, epochs)
     run_paths = train(stop=stop_after(2), expected=85)
     before = all_files(run_paths)
     with pytest.raises(
-        ConfigError, match=rf"--epochs {epochs}: .* has 2 epochs; give more, or give --no-"
+        ConfigError, match=rf"--epochs {epochs}: .* has 2 epochs; give more, or give --no_"
     ):
         train(f"--epochs={epochs}")
     assert all_files(run_paths) == before
@@ -249,7 +249,7 @@ def test_a_run_that_an_error_ends_goes_on_from_its_last_whole_epoch(train, monke
     assert contents(resumed) == contents(whole)
 
 
-@pytest.mark.parametrize("words", [("--lag=0",), ("--overlap",), ("--no-overlap",)])
+@pytest.mark.parametrize("words", [("--lag=0",), ("--overlap",), ("--no_overlap",)])
 def test_no_more_than_two_buffers_are_held(train, monkeypatch, words):
     real, held, counts = run._programs, [], []
 
@@ -276,7 +276,7 @@ def addresses(tree) -> list[int]:
     return [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(tree)]
 
 
-@pytest.mark.parametrize("words", [("--lag=0",), ("--overlap",), ("--no-overlap",)])
+@pytest.mark.parametrize("words", [("--lag=0",), ("--overlap",), ("--no_overlap",)])
 def test_an_epochs_arrays_are_handed_over_where_they_lie(train, monkeypatch, words):
     real, collected, learnt = run._programs, {}, {}
 

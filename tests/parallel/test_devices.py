@@ -15,16 +15,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowrl import bottomup, bottomup_parallel, config
+from flowrl import bottomup, bottomup_parallel, command_line
 from flowrl.config import BottomUpConfig, ScheduleConfig
 from flowrl.launchers.run_status import read_start
 from flowrl.parallel import start
 from flowrl.parallel.events import RunRequest
-from flowrl.parallel.outcomes import StepContext
 from flowrl.parallel.skill_sources import skill_configs
+from flowrl.parallel.state import Slots
 from flowrl.parallel.status import Entry, Preparing
 from flowrl.parallel.training_backend import TrainingBackend
-from flowrl.parallel.transitions import Slots
 from flowrl.paths import GraphPaths
 from flowrl.runs import read_run
 from tests.games.test_a_game_of_ones_own import installed
@@ -42,16 +41,15 @@ TMUX = ("--launcher=tmux", "--tmux_socket=test")
 TINY = (
     *("--num_envs=32", "--num_steps=16", "--num_minibatches=4", "--update_epochs=1"),
     *("--total_timesteps=2048", "--max_task_steps=40", "--success_state_rate=0"),
-    *("--min_success_rate=0", "--no-use_wandb"),
+    *("--min_success_rate=0", "--no_use_wandb"),
 )
 SAPLING, DRINK = "Collect Sapling", "Collect Drink"
 
 
 def slots(devices, *, each, running=(), runs=99):
     schedule = ScheduleConfig(max_parallel_skills=runs, devices_per_run=each)
-    context = StepContext(now=NOW, schedule=schedule, devices=devices)
     entries = [Entry(skill=str(order), status=status) for order, status in enumerate(running)]
-    return Slots(context, entries)
+    return Slots(schedule, devices, entries)
 
 
 # The core
@@ -170,7 +168,7 @@ def test_a_skill_of_the_real_game_is_trained_on_two_devices_of_the_cpu(tmp_path,
 @pytest.mark.parametrize(("devices", "number"), [("0123", 4), ("5", 1), ("", 1)])
 def test_a_resumed_run_trains_on_the_devices_that_it_gets_now(tmp_path, devices, number):
     def backend(*words):
-        parsed = config.parse(BottomUpConfig, ["--sandbox=none", *words])
+        parsed = command_line.parse(BottomUpConfig, ["--sandbox=none", *words])
         skills = skill_configs(parsed, GRAPH.skills)
         return TrainingBackend(GraphPaths(tmp_path), parsed, GRAPH, skills=skills)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from flowrl import config
+from flowrl import command_line
 from flowrl.config import BottomUpConfig, PPOConfig
 from flowrl.launchers import sandbox
 from flowrl.parallel.events import RunRequest
@@ -30,7 +30,7 @@ def four_cpus(monkeypatch):
 
 def trainer(folder, *words, kind=BottomUpConfig, **facts) -> TrainConfig:
     """What the trainer's command line says."""
-    parsed = config.parse(kind, words)
+    parsed = command_line.parse(kind, words)
     backend = TrainingBackend(GraphPaths(folder), parsed, GRAPH)
     job = backend.prepare(RunRequest(skill=WOOD, expert=0, attempt=1, **facts))
     return TrainConfig.read(job.argv[3:], prog="ppo_flow")
@@ -65,7 +65,7 @@ def test_runs_one_after_another_have_all_cpus(tmp_path):
 
 def test_a_resumed_run_shares_the_cpus_as_they_are_now(tmp_path):
     def backend(*words):
-        parsed = config.parse(BottomUpConfig, ["--num_envs=128", *words])
+        parsed = command_line.parse(BottomUpConfig, ["--num_envs=128", *words])
         return TrainingBackend(GraphPaths(tmp_path), parsed, GRAPH)
 
     task = RunRequest(skill=WOOD, expert=0, attempt=1)

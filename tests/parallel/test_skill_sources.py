@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from flowrl import cli, notices, storage
-from flowrl.config import BottomUpConfig, GraphConfig, LaunchConfig, PPOConfig, parse
+from flowrl.command_line import parse
+from flowrl.config import BottomUpConfig, GraphConfig, LaunchConfig, PPOConfig
 from flowrl.errors import ConfigError, FileRefusedError
 from flowrl.parallel import skill_sources
 from flowrl.parallel.skill_sources import (
@@ -181,6 +182,9 @@ def test_a_kept_skill_that_this_version_refuses_stops_only_what_needs_it(tmp_pat
     right = dataclasses.replace(old, reward=code.replace("jnp.inf", "9.0"))
     sources._fixed = lambda: {"Old"}  # an expert was trained on it
     sources.record(right)
+    assert sources.over({"Old": old})["Old"] == right
+    assert f"flowrl retrain {tmp_path} Old trains it anew under the new text" in caplog.text
+    assert "another --graph_path all skills" in caplog.text
     again = open_graph(config, SkillSources(graph_paths))
     assert again.skills.keys() == {*graph.skills, "Old", "New"}
     sources.record(old)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flowrl import config
+from flowrl import command_line
 from flowrl.config import BottomUpConfig
 from flowrl.errors import BusyError, ConfigError, FileRefusedError
 from flowrl.launchers import claims, sandbox
@@ -19,7 +19,7 @@ from tests.parallel.making import GRAPH, WOOD
     ("words", "said"),
     [
         ("--lr=3e-4", []),
-        ("--lr=1e-3 --no-anneal_lr", ["--lr 0.0003, not --lr 0.001 and --anneal_lr, not --no-"]),
+        ("--lr=1e-3 --no_anneal_lr", ["--lr 0.0003, not --lr 0.001 and --anneal_lr, not --no_"]),
         (
             "--lr=3e-4 --total_timesteps=1M",
             ["with --total_timesteps 10000000, not --total_timesteps 1000000;"],
@@ -35,7 +35,7 @@ def test_a_start_with_other_flags_says_with_which_a_run_goes_on(
 
     def backend(words):
         return TrainingBackend(
-            GraphPaths(tmp_path), config.parse(BottomUpConfig, words.split()), GRAPH
+            GraphPaths(tmp_path), command_line.parse(BottomUpConfig, words.split()), GRAPH
         )
 
     job = backend("--lr=3e-4").prepare(RunRequest(skill=WOOD, expert=0, attempt=1))
@@ -52,7 +52,7 @@ def test_a_damaged_run_of_an_engine_does_not_keep_its_skill_from_being_trained(
 ):
     monkeypatch.setattr(sandbox, "problem_of", lambda _: None)
     graph_paths = GraphPaths(tmp_path)
-    backend = TrainingBackend(graph_paths, config.parse(BottomUpConfig, []), GRAPH)
+    backend = TrainingBackend(graph_paths, command_line.parse(BottomUpConfig, []), GRAPH)
     job = backend.prepare(RunRequest(skill=WOOD, expert=0, attempt=1))
     claims.write_claim(job.folder, claims.Claim(run_id=job.run_id, launch="x", engine="slurm"))
     with pytest.raises(BusyError, match=r"engine\.json: an engine may have .* remove that file"):
@@ -69,7 +69,7 @@ def test_a_job_of_an_engine_is_left_to_that_engine(tmp_path):
     folder = graph_paths.run(0, WOOD).folder
     folder.mkdir(parents=True)
     claims.write_claim(folder, claims.Claim(run_id="x", launch="x", engine="slurm"))
-    parsed = config.parse(BottomUpConfig, ["--launcher=local"])
+    parsed = command_line.parse(BottomUpConfig, ["--launcher=local"])
     with pytest.raises(ConfigError, match=r"is a job of slurm: start with --launcher slurm"):
         start.open_scheduler(graph_paths, parsed.schedule, parsed.launch, devices={})
     claims.remove_claim(folder)

@@ -11,8 +11,7 @@ from flowrl.config import ScheduleConfig
 from flowrl.launchers.base import ExitCause, Exited, Handle
 from flowrl.parallel import events
 from flowrl.parallel.events import ControlRequest, RunRequest, StopMode, Verb
-from flowrl.parallel.outcomes import StepContext
-from flowrl.parallel.state import SchedulerState
+from flowrl.parallel.state import SchedulerState, Slots
 from flowrl.parallel.status import (
     PAUSED,
     Blocked,
@@ -26,7 +25,7 @@ from flowrl.parallel.status import (
     StopReason,
     Waiting,
 )
-from flowrl.parallel.transitions import Slots, step
+from flowrl.parallel.transitions import step
 from tests.parallel.scheduling import finished
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -228,8 +227,7 @@ def test_skills_that_are_added_under_way_are_ordered_again():
 
 def slots(active=(), *, runs=9, each=1, **devices):
     schedule = ScheduleConfig(max_parallel_skills=runs, devices_per_run=each)
-    context = StepContext(now=NOW, schedule=schedule, devices=devices)
-    return Slots(context, [entry for state in active for entry in state.entries.values()])
+    return Slots(schedule, devices, [entry for state in active for entry in state.entries.values()])
 
 
 def test_a_run_of_its_own_device_waits_for_an_empty_one():

@@ -13,7 +13,7 @@ from contextlib import suppress
 import pytest
 
 from flowrl import runs
-from flowrl.config import parse
+from flowrl.command_line import parse
 from flowrl.errors import EXIT_RESUMABLE, EXIT_USAGE, ConfigError
 from flowrl.experts import checkpoint
 from flowrl.ppo_flow import refuse_used_port
@@ -22,7 +22,7 @@ from tests.ppo.chaos_pair import FRAMES, begin, ended, follower_of, lives, one_o
 from tests.ppo.modules import run_folder
 from tests.waiting import until
 
-FOREVER = ("--total_timesteps=1e9", "--no-anneal_lr", "--success_state_rate=1")
+FOREVER = ("--total_timesteps=1e9", "--no_anneal_lr", "--success_state_rate=1")
 pytestmark = pytest.mark.timeout(300)
 
 

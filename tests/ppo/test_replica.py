@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from flowrl.config import PPOConfig, to_argv
+from flowrl.command_line import to_argv
+from flowrl.config import PPOConfig
 from flowrl.errors import EXIT_RESUMABLE, EXIT_USAGE
 from flowrl.experts.store import ExpertStore
 from flowrl.paths import GraphPaths

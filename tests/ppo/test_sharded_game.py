@@ -13,7 +13,8 @@ import jax
 import numpy as np
 import pytest
 
-from flowrl.config import PPOConfig, to_argv
+from flowrl.command_line import to_argv
+from flowrl.config import PPOConfig
 from flowrl.errors import ComparingError
 from flowrl.evaluation import evaluate
 from flowrl.experts import checkpoint

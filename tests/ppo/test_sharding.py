@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import jax
 import pytest
 
 from flowrl.config import PPOConfig
 from flowrl.errors import ConfigError
-from flowrl.ppo.sharding import verify_distributed_setup
+from flowrl.ppo.sharding import check_backend, verify_distributed_setup
 
 
 @pytest.fixture
@@ -50,6 +51,12 @@ def test_devices_that_are_not_there_or_differ_are_refused(machine, kinds, wanted
     machine(*kinds)
     with pytest.raises(ConfigError, match=said):
         verify_distributed_setup(PPOConfig(num_envs=12, num_devices=wanted, num_minibatches=1))
+
+
+def test_a_broken_driver_is_one_line_with_the_remedy(monkeypatch):
+    monkeypatch.setattr(jax, "devices", Mock(side_effect=RuntimeError("no CUDA driver\nat 0x1")))
+    with pytest.raises(ConfigError, match=r"no device \(.*: no CUDA driver\); unset JAX_PLATFORMS"):
+        check_backend()
 
 
 def test_half_precision_is_refused_on_a_cpu_alone(machine):

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from flowrl import bottomup_parallel, console, notices
-from flowrl.config import BottomUpConfig, PPOConfig, parse
+from flowrl.command_line import parse
+from flowrl.config import BottomUpConfig, PPOConfig
 from flowrl.errors import SkillError
 from flowrl.parallel.skill_sources import SkillSources
 from flowrl.parallel.training_setup import prepare_training_run

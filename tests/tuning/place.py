@@ -49,6 +49,7 @@ class Place:
         folder.mkdir(exist_ok=True)
         self.graph_paths = GraphPaths(folder / "graph")
         self.sweep_paths = SweepPaths(self.graph_paths.sweeps / name)
+        self.graph_paths.checkpoints.mkdir(parents=True, exist_ok=True)
         self.order()
 
     def order(self, **orders: Any) -> None:

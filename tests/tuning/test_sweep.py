@@ -264,7 +264,7 @@ def test_bad_input_is_one_line_and_writes_nothing(place, sweep, words, why):
     code, _, said = sweep(*skill, *words)
     assert code == 2, said
     assert why in said.splitlines()[-1]
-    assert not place.graph_paths.root.exists()
+    assert not place.graph_paths.sweeps.exists()
 
 
 def test_flags_of_training_are_refused_wherever_they_are_given(place, sweep, monkeypatch, tmp_path):
@@ -276,7 +276,7 @@ def test_flags_of_training_are_refused_wherever_they_are_given(place, sweep, mon
     code, _, said = sweep(*QUICK)
     assert code == 2
     assert "the environment's FLOWRL_STRICT is no flag" in said
-    assert not place.graph_paths.root.exists()
+    assert not place.graph_paths.sweeps.exists()
 
 
 def test_a_trial_that_a_user_lets_try_again_counts_anew(place, sweep, capsys):
