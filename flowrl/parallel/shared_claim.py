@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import socket
 import time
 from contextlib import suppress
@@ -69,8 +70,7 @@ class SharedClaim:
         BusyError: its holder lives. It takes some seconds to hear a beat of another host.
         """
         self._leaving.clear()
-        own = self._path.with_name(f".{self._path.name}.{os.getpid()}.part")
-        storage.remove_file(own)
+        own = self._path.with_name(f".{self._path.name}.{secrets.token_hex(4)}.mine")
         records.write(own, Holder.this())
         try:
             while self._own is None:
@@ -143,7 +143,7 @@ class SharedClaim:
 
     def _remove(self, dead: os.stat_result) -> None:
         """Move a dead claim away; a new one that came meanwhile is put back."""
-        moved = self._path.with_name(f".{self._path.name}.{os.getpid()}.dead")
+        moved = self._path.with_name(f".{self._path.name}.{secrets.token_hex(4)}.dead")
         with suppress(FileNotFoundError):
             os.rename(self._path, moved)  # noqa: PTH104 — storage would flush it
             if not os.path.samestat(dead, moved.lstat()):
