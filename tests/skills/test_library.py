@@ -20,8 +20,13 @@ GRAPHS = {
 }
 SKILLS = [(env_name, name) for env_name, graph in GRAPHS.items() for name in graph.skills]
 # By what they require; the game would do without.
-HELPED = {"Defeat Skeleton", "Settle", "Graze", "Spend Night", "Eat Plant"}
-LIVING = {"Settle", "Graze", "Spend Night"}  # no achievement of the game, but what leads to one
+HELPED = {"Defeat Skeleton", "Settle", "Graze", "Dig In", "Spend Night", "Eat Plant"}
+LIVING = {
+    "Settle",
+    "Graze",
+    "Dig In",
+    "Spend Night",
+}  # no achievement of the game, but what leads to one
 NEEDS = [
     (env_name, name, item)
     for env_name, name in SKILLS
@@ -49,6 +54,7 @@ DEEDS = {
     "Place Plant": ("PLACE_PLANT", "GRASS"),
     "Settle": ("PLACE_PLANT", "GRASS"),
     "Graze": ("DO", "GRASS"),
+    "Dig In": ("PLACE_STONE", "GRASS"),
     "Spend Night": ("NOOP", "GRASS"),
     "Eat Plant": ("DO", "SAND"),
     "Eat Cow": ("DO", "GRASS"),
@@ -73,6 +79,10 @@ def at_home(game: Game, skill: Skill, world):
         return game.with_block(world, "WATER", (25, 25))
     if skill.name == "Eat Plant":
         return game.with_block(world, "RIPE_PLANT")
+    if skill.name == "Dig In":
+        for place in ((24, 23), (24, 25), (25, 24)):
+            world = game.with_block(world, "STONE", place)
+        return game.with_block(world, "PLANT", (25, 25))
     if skill.name in ("Graze", "Spend Night"):
         world = game.with_block(world, "PLANT", (25, 25)).replace(player_food=jnp.int32(4))
     if skill.name == "Spend Night":  # the next timestep is light
@@ -89,7 +99,7 @@ def world_for(game: Game, skill: Skill, *, without: str | None = None):
         if needs.pop(fact, 0):
             world = game.with_block(world, block, BEHIND[block])
     world = at_home(game, skill, world)
-    facts = ("home", "fed", "night_spent")
+    facts = ("home", "fed", "sheltered", "night_spent")
     needs = {item: need for item, need in needs.items() if item not in facts}
     if skill.name in MOBS:
         world = game.with_mob(world, MOBS[skill.name])

@@ -1,7 +1,7 @@
-"""Wait near the plant until it is ripe, 600 timesteps after it was placed, and eat it."""
+"""Wait in the shelter until the plant is ripe, 600 timesteps after it was placed, and eat it."""
 
 name = "Eat Plant"
-requirements = {"home": "1", "night_spent": "1", "fed": "1"}
+requirements = {"sheltered": "1", "night_spent": "1", "fed": "1"}
 consumption = {}
 gain = {"ate_plant": "1"}
 like = "Spend Night"
@@ -15,15 +15,14 @@ def _spread(cells, free):
     return jnp.logical_or(cells, jnp.logical_and(free, jnp.logical_or(across, along)))
 
 
-def _is_shelter(local_map):
-    """Whether the player stands in at most three joined open cells."""
+def _room(local_map):
+    """How many open cells are within three steps, that of the player among them."""
     grass = local_map == BlockType.GRASS.value
     sand = local_map == BlockType.SAND.value
     path = local_map == BlockType.PATH.value
     free = jnp.logical_or(jnp.logical_or(grass, sand), path)
     cells = jnp.zeros_like(free).at[3, 4].set(True)
-    cells = _spread(_spread(_spread(cells, free), free), free)
-    return 1.0 * (jnp.sum(cells) <= 3)
+    return jnp.sum(_spread(_spread(_spread(cells, free), free), free))
 
 
 def task_is_done(achievements):
@@ -49,7 +48,8 @@ def task_reward(
     ways = jnp.where(ripens, 0.0, 0.05 * (ripe_before > 8) * to_plant + 0.1 * to_ripe)
     ate = jnp.maximum(player_intrinsics_diff[1], 0)
     drank = jnp.maximum(player_intrinsics_diff[2], 0)
-    needs = 0.1 * (player_intrinsics_diff[0] + ate + drank) + 0.05 * player_intrinsics_diff[3]
-    waits = 0.02 * (ripe > 8) * _is_shelter(local_map)
+    slept = jnp.maximum(player_intrinsics_diff[3], 0)
+    needs = 0.1 * (player_intrinsics_diff[0] + ate + drank + slept)
+    hidden = 0.02 * (plant <= 8) * (_room(local_map) <= 3)
     eaten = achievements_diff[Achievement.EAT_PLANT.value]
-    return jnp.where(eaten > 0, 2.0, waits + ways + needs + 0.1 * damage_dealt)
+    return jnp.where(eaten > 0, 2.0, hidden + ways + needs + 0.1 * damage_dealt)

@@ -1,0 +1,40 @@
+"""Dig into rock near the plant, and close the hole with a stone: a shelter."""
+
+name = "Dig In"
+requirements = {"home": "1", "stone": "2"}
+consumption = {"stone": "1"}
+gain = {"sheltered": "1"}
+ephemeral = ["sheltered"]
+training = {"total_timesteps": 3_000_000}
+
+
+def _spread(cells, free):
+    across = jnp.logical_or(jnp.roll(cells, 1, 1), jnp.roll(cells, -1, 1))
+    along = jnp.logical_or(jnp.roll(cells, 1, 0), jnp.roll(cells, -1, 0))
+    return jnp.logical_or(cells, jnp.logical_and(free, jnp.logical_or(across, along)))
+
+
+def _room(local_map):
+    """How many open cells are within three steps, that of the player among them."""
+    grass = local_map == BlockType.GRASS.value
+    sand = local_map == BlockType.SAND.value
+    path = local_map == BlockType.PATH.value
+    free = jnp.logical_or(jnp.logical_or(grass, sand), path)
+    cells = jnp.zeros_like(free).at[3, 4].set(True)
+    return jnp.sum(_spread(_spread(_spread(cells, free), free), free))
+
+
+def task_is_done(local_map, closest_blocks):
+    plant = jnp.sum(jnp.abs(closest_blocks[BlockType.PLANT.value, :, 0]))
+    ripe = jnp.sum(jnp.abs(closest_blocks[BlockType.RIPE_PLANT.value, :, 0]))
+    return jnp.logical_and(_room(local_map) <= 3, jnp.minimum(plant, ripe) <= 8)
+
+
+def task_reward(local_map, closest_blocks, closest_blocks_prev, damage_dealt):
+    plant = jnp.sum(jnp.abs(closest_blocks[BlockType.PLANT.value, :, 0]))
+    plant_before = jnp.sum(jnp.abs(closest_blocks_prev[BlockType.PLANT.value, :, 0]))
+    to_plant = jnp.minimum(plant_before, 8) - jnp.minimum(plant, 8)
+    room = _room(local_map)
+    done = jnp.logical_and(room <= 3, plant <= 8)
+    narrow = jnp.maximum(0.0, 1.0 - (room - 1) / 12)
+    return 2.0 * done + 0.01 * narrow + 0.02 * to_plant + 0.1 * damage_dealt

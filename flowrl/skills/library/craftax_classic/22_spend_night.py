@@ -1,0 +1,41 @@
+"""Sleep in the shelter until it is light again and the player is hungry."""
+
+name = "Spend Night"
+requirements = {"sheltered": "1", "fed": "1"}
+consumption = {"fed": "1"}
+gain = {"night_spent": "1"}
+max_steps = 400
+
+
+def _spread(cells, free):
+    across = jnp.logical_or(jnp.roll(cells, 1, 1), jnp.roll(cells, -1, 1))
+    along = jnp.logical_or(jnp.roll(cells, 1, 0), jnp.roll(cells, -1, 0))
+    return jnp.logical_or(cells, jnp.logical_and(free, jnp.logical_or(across, along)))
+
+
+def _room(local_map):
+    """How many open cells are within three steps, that of the player among them."""
+    grass = local_map == BlockType.GRASS.value
+    sand = local_map == BlockType.SAND.value
+    path = local_map == BlockType.PATH.value
+    free = jnp.logical_or(jnp.logical_or(grass, sand), path)
+    cells = jnp.zeros_like(free).at[3, 4].set(True)
+    return jnp.sum(_spread(_spread(_spread(cells, free), free), free))
+
+
+def task_is_done(light_level, player_intrinsics, closest_blocks):
+    plant = jnp.sum(jnp.abs(closest_blocks[BlockType.PLANT.value, :, 0]))
+    ripe = jnp.sum(jnp.abs(closest_blocks[BlockType.RIPE_PLANT.value, :, 0]))
+    morning = jnp.logical_and(light_level > 0.5, player_intrinsics[1] <= 4)
+    return jnp.logical_and(morning, jnp.minimum(plant, ripe) <= 8)
+
+
+def task_reward(light_level, player_intrinsics, player_intrinsics_diff, local_map, closest_blocks):
+    plant = jnp.sum(jnp.abs(closest_blocks[BlockType.PLANT.value, :, 0]))
+    # Who began the night fed is hungry when it is over.
+    morning = jnp.logical_and(light_level > 0.5, player_intrinsics[1] <= 4)
+    hidden = jnp.where(morning, 0.0, 0.02 * (_room(local_map) <= 3))
+    drank = jnp.maximum(player_intrinsics_diff[2], 0)
+    slept = jnp.maximum(player_intrinsics_diff[3], 0)
+    needs = 0.1 * (player_intrinsics_diff[0] + drank + slept)
+    return 2.0 * morning * (plant <= 8) + hidden + needs
