@@ -82,7 +82,7 @@ def at_home(game: Game, skill: Skill, world):
     if skill.name == "Dig In":
         for place in ((24, 23), (24, 25), (25, 24)):
             world = game.with_block(world, "STONE", place)
-        return game.with_block(world, "PLANT", (25, 25))
+        return world
     if skill.name in ("Graze", "Spend Night"):
         world = game.with_block(world, "PLANT", (25, 25)).replace(player_food=jnp.int32(4))
     if skill.name == "Spend Night":  # the next timestep is light

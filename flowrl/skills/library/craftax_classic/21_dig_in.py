@@ -1,10 +1,11 @@
-"""Dig into rock near the plant, and close the hole with a stone: a shelter."""
+"""Dig into rock, and close the hole with a stone: a shelter."""
 
 name = "Dig In"
-requirements = {"home": "1", "stone": "2"}
+requirements = {"home": "1", "stone": "1"}
 consumption = {"stone": "1"}
 gain = {"sheltered": "1"}
 ephemeral = ["sheltered"]
+like = "Collect Stone"
 training = {"total_timesteps": 3_000_000}
 
 
@@ -24,17 +25,11 @@ def _room(local_map):
     return jnp.sum(_spread(_spread(_spread(cells, free), free), free))
 
 
-def task_is_done(local_map, closest_blocks):
-    plant = jnp.sum(jnp.abs(closest_blocks[BlockType.PLANT.value, :, 0]))
-    ripe = jnp.sum(jnp.abs(closest_blocks[BlockType.RIPE_PLANT.value, :, 0]))
-    return jnp.logical_and(_room(local_map) <= 3, jnp.minimum(plant, ripe) <= 8)
+def task_is_done(local_map):
+    return _room(local_map) <= 3
 
 
-def task_reward(local_map, closest_blocks, closest_blocks_prev, damage_dealt):
-    plant = jnp.sum(jnp.abs(closest_blocks[BlockType.PLANT.value, :, 0]))
-    plant_before = jnp.sum(jnp.abs(closest_blocks_prev[BlockType.PLANT.value, :, 0]))
-    to_plant = jnp.minimum(plant_before, 8) - jnp.minimum(plant, 8)
+def task_reward(local_map, damage_dealt):
     room = _room(local_map)
-    done = jnp.logical_and(room <= 3, plant <= 8)
     narrow = jnp.maximum(0.0, 1.0 - (room - 1) / 12)
-    return 2.0 * done + 0.01 * narrow + 0.02 * to_plant + 0.1 * damage_dealt
+    return 2.0 * (room <= 3) + 0.01 * narrow + 0.1 * damage_dealt

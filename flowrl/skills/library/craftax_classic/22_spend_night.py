@@ -23,19 +23,18 @@ def _room(local_map):
     return jnp.sum(_spread(_spread(_spread(cells, free), free), free))
 
 
-def task_is_done(light_level, player_intrinsics, closest_blocks):
-    plant = jnp.sum(jnp.abs(closest_blocks[BlockType.PLANT.value, :, 0]))
-    ripe = jnp.sum(jnp.abs(closest_blocks[BlockType.RIPE_PLANT.value, :, 0]))
-    morning = jnp.logical_and(light_level > 0.5, player_intrinsics[1] <= 4)
-    return jnp.logical_and(morning, jnp.minimum(plant, ripe) <= 8)
+def _is_morning(light_level, player_intrinsics):
+    """Whether it is light and the player hungry: who began the night fed is so after it."""
+    return jnp.logical_and(light_level > 0.5, player_intrinsics[1] <= 4)
 
 
-def task_reward(light_level, player_intrinsics, player_intrinsics_diff, local_map, closest_blocks):
-    plant = jnp.sum(jnp.abs(closest_blocks[BlockType.PLANT.value, :, 0]))
-    # Who began the night fed is hungry when it is over.
-    morning = jnp.logical_and(light_level > 0.5, player_intrinsics[1] <= 4)
-    hidden = jnp.where(morning, 0.0, 0.02 * (_room(local_map) <= 3))
+def task_is_done(light_level, player_intrinsics):
+    return _is_morning(light_level, player_intrinsics)
+
+
+def task_reward(light_level, player_intrinsics, player_intrinsics_diff, local_map):
     drank = jnp.maximum(player_intrinsics_diff[2], 0)
     slept = jnp.maximum(player_intrinsics_diff[3], 0)
     needs = 0.1 * (player_intrinsics_diff[0] + drank + slept)
-    return 2.0 * morning * (plant <= 8) + hidden + needs
+    hidden = 0.02 * (_room(local_map) <= 3)
+    return needs + jnp.where(_is_morning(light_level, player_intrinsics), 2.0, hidden)

@@ -31,6 +31,7 @@ def task_is_done(achievements):
 
 def task_reward(
     achievements_diff,
+    light_level,
     player_intrinsics_diff,
     local_map,
     closest_blocks,
@@ -50,6 +51,6 @@ def task_reward(
     drank = jnp.maximum(player_intrinsics_diff[2], 0)
     slept = jnp.maximum(player_intrinsics_diff[3], 0)
     needs = 0.1 * (player_intrinsics_diff[0] + ate + drank + slept)
-    hidden = 0.02 * (plant <= 8) * (_room(local_map) <= 3)
+    hidden = 0.02 * jnp.logical_or(light_level < 0.5, plant <= 8) * (_room(local_map) <= 3)
     eaten = achievements_diff[Achievement.EAT_PLANT.value]
     return jnp.where(eaten > 0, 2.0, hidden + ways + needs + 0.1 * damage_dealt)
