@@ -105,8 +105,9 @@ def test_an_objective_weighs_scores_and_keeps_limits():
     ],
 )
 def test_a_bad_objective_is_refused(text, named):
-    with pytest.raises(ConfigError, match=named):
+    with pytest.raises(ConfigError, match=named) as caught:
         parse_objective(text)
+    assert repr(text) in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["progress=0.5,success=1", "frames=1", "success=1,steps<=9"])
