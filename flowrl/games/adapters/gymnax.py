@@ -91,7 +91,9 @@ def sizes_of(environment: str | Callable[[], Any]) -> tuple[ObservationSize, int
         raise ConfigError(f"{what}; cut them into levels in an environment of your own")
     if word not in SIZES:
         what = f"the sizes of {word} are not known{closest(word, SIZES)}"
-        raise ConfigError(f"{what}; give observation_size and num_actions")
+        raise ConfigError(
+            f"{what}; give observation_size and num_actions to game(), or name one of gymnax"
+        )
     return SIZES[word]
 
 
