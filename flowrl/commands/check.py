@@ -167,6 +167,7 @@ def _plans(
         for number, skill in fit.items():
             try:
                 steps = graph.plan(skill.name)
+                graph.check_like(skill)
                 plan = ", ".join(f"{step.skill} × {step.count}" for step in steps)
             except GraphError as error:
                 plan = f"{_NO_PLAN}{error}"
