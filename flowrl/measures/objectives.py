@@ -136,6 +136,8 @@ def parse_objective(text: str, *, measured: Sequence[str] = tuple(MEASURES)) -> 
             )
         if sign == "=":
             weights[name] = value
+        elif {MEASURES[name].worst, MEASURES[name].best} == {0, 1} and not 0 <= value <= 1:
+            raise ConfigError(f"objective {text!r}: {name} lies in [0, 1]; write 0.8 for 80 %")
         else:
             limits.append((name, sign, value))
     try:

@@ -101,6 +101,8 @@ def test_an_objective_weighs_scores_and_keeps_limits():
         ("succes=1", "closest is 'success'"),
         ("satisfied>=1,success=1", "satisfied is not measured"),
         ("success>=0.5", "a weight above 0"),
+        ("success=1,success>=80", r"success lies in \[0, 1\]; write 0.8 for 80 %"),
+        ("success=1,deaths<=-0.1", r"deaths lies in \[0, 1\]"),
         ("quality=1,success=1", "quality is not measured"),
     ],
 )
