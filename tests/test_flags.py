@@ -33,7 +33,7 @@ from flowrl.paths import GraphPaths, RunPaths
 from flowrl.runs import TrainConfig, read_run
 from flowrl.skills.graph import SkillGraph
 from tests.machine import program
-from tests.parallel.making import TABLE, WOOD, finish
+from tests.parallel.making import LIBRARY, TABLE, WOOD, finish
 from tests.parallel.scheduling import NOW
 from tests.parallel.stand_in_story import Place
 from tests.skills.making import skill_text
@@ -190,7 +190,7 @@ def graph_path(bench):
 @arrives
 def max_nodes(bench):
     everything = bench.handed_out()
-    assert len(everything) == 22
+    assert len(everything) == len(LIBRARY)
     assert bench.handed_out("--max_nodes=4") == everything[:4]
 
 
