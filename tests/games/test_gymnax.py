@@ -74,10 +74,11 @@ def test_an_environment_that_is_not_known_needs_its_sizes(gymnax):
             {"features": {"pos": "pos"}},
             "feature 'pos' is 'pos', no function .* lambda state: state",
         ),
+        ({"features": {"score": len}}, "every game has the feature 'score'; give yours another"),
         ({"library_folder": "skills"}, r"is 'skills', no path; write Path.__file__.\.parent"),
         ({"num_actions": 4}, "Breakout-MinAtar has 3 actions, and num_actions says 4"),
     ],
-    ids=["feature", "folder", "actions"],
+    ids=["feature", "name", "folder", "actions"],
 )
 def test_what_does_not_fit_an_environment_is_refused(gymnax, fields, why):
     given = {"library_folder": NOWHERE, "observation_size": (10, 10, 4), "num_actions": 3}

@@ -63,10 +63,12 @@ def game(
 
     Raises:
       ConfigError: the environment is unknown, its actions are continuous, or a feature is no
-        function.
+        function or has the name of one that every game has.
     """
     features, environment = features or {}, environment or name
     for feature, of_state in features.items():
+        if feature in _KNOWN:
+            raise ConfigError(f"every game has the feature {feature!r}; give yours another name")
         if not callable(of_state):
             what = f"the feature {feature!r} is {of_state!r:.60}, no function of a state"
             raise ConfigError(f"{what}; write lambda state: state.{feature}")
