@@ -390,7 +390,8 @@ def _following(argument: Argument, word: str, queue: deque[str]) -> list[str]:
             break  # -o after the values of a flag that takes several
         taken.append(queue.popleft())
     if not taken or "" in taken:
-        raise ConfigError(f"{flag} has no value; give one, or leave the flag out")
+        how = " without dashes" if argument.many and queue and not taken else ""
+        raise ConfigError(f"{flag} has no value; give one{how}, or leave the flag out")
     if taken[0] == "=":
         raise ConfigError(f"{flag} has spaces around its =; write {flag}=VALUE")
     more = queue[0] if equals and argument.many and queue else "--"

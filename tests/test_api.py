@@ -125,6 +125,7 @@ def test_a_call_with_arguments_that_do_not_fit_says_which_fit(call):
     ("call", "words", "said"),
     [
         ("train", {"lr": []}, "flowrl.train: lr is empty; give a value, or None to leave it out"),
+        ("train", {"gpu_ids": [[0, 1]]}, "gpu_ids is [[0, 1]]; give a value or a plain list of"),
         ("train", {"gpu_ids": ()}, "flowrl.train: gpu_ids is empty; give a value, or None"),
         ("train", {"graph": ""}, "flowrl.train: graph is '', which is no path; name a folder"),
         ("train", {"show": "no"}, "flowrl.train: show is 'no', not true or false"),

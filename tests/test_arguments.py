@@ -139,6 +139,11 @@ def test_the_environment_says_which_graph():
         (RollbackCommand, "exp/demo twelve", "GENERATION is 'twelve', not a whole number such as"),
         (BottomUpConfig, "--merge_policy best", "--merge_policy is 'best', not one of frame_count"),
         (BottomUpConfig, "--lr=", "--lr has no value"),
+        (
+            BottomUpConfig,
+            "--slurm_args --gres=gpu",
+            "--slurm_args has no value; give one without dashes",
+        ),
         (BottomUpConfig, "--lr = 3", "--lr has spaces around its =; write --lr=VALUE"),
         (BottomUpConfig, "--no-lr", "flowrl x has no flag --no-lr"),
         (BottomUpConfig, "--gpu_ids 0 x", "--gpu_ids is 'x', not a whole number"),
