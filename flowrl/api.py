@@ -167,6 +167,10 @@ def _words(name: str, value: Any) -> list[str]:
     if argument.type is bool:
         return [f"--{name}" if value_given(place, bool, value) else f"--no_{name}"]
     items = value if isinstance(value, list | tuple) else [value]
+    if not items:
+        raise ConfigError(f"{place} is empty; give a value, or None to leave it out")
+    if any(isinstance(item, list | tuple | dict) for item in items):
+        raise ConfigError(f"{place} is {value!r:.100}; give a value or a plain list of them")
     if len(items) > 1 and not argument.many:
         raise ConfigError(f"{place} takes one value, not {len(items)}")
     if argument.type is Path:

@@ -11,22 +11,14 @@ import dataclasses
 import functools
 import inspect
 import os
+import re
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from decimal import Decimal, DecimalException
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import (
-    Annotated,
-    Any,
-    Literal,
-    TypeVar,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import tyro
 
@@ -53,6 +45,8 @@ _FILES = (".svg", ".png", ".pdf", ".html", ".gif", ".mp4")  # that -o writes
 _BOOLS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False}
 _BOOLS |= {"no": False, "off": False}
 _SWITCHES = _BOOLS.keys() - {"0", "1"}  # which may be numbers of experts
+_DASHES = "-–—−"  # hyphens, and what a text editor makes of them
+_NUMBER = re.compile(r"[-+]?[0-9][0-9.,_]*(e[-+]?[0-9]+)?[kMG%]?")
 _MOST_DIGITS = 18
 _LEAST = 1.2e-38  # of a number above zero, in 32 bits
 _MOST_SHOWN = 60  # characters of a word in a message
@@ -396,7 +390,10 @@ def _following(argument: Argument, word: str, queue: deque[str]) -> list[str]:
             break  # -o after the values of a flag that takes several
         taken.append(queue.popleft())
     if not taken or "" in taken:
-        raise ConfigError(f"{flag} has no value; give one, or leave the flag out")
+        how = " without dashes" if argument.many and queue and not taken else ""
+        raise ConfigError(f"{flag} has no value; give one{how}, or leave the flag out")
+    if taken[0] == "=":
+        raise ConfigError(f"{flag} has spaces around its =; write {flag}=VALUE")
     more = queue[0] if equals and argument.many and queue else "--"
     could_be = get_args(argument.type)[:1] != (int,) or more[:1].isdigit()
     if could_be and "/" not in more and not _is_flag(more):
@@ -437,17 +434,24 @@ def _positionals(kind: type, rest: list[str], given: Given, prog: str) -> Given:
 def _meant(kind: type, given: Given, word: str) -> str:
     """Return the end of a message about a word that may be the skill to train towards.
 
-    Or it may be a file to write, a part of a name, or the value of the only flag that is missing.
+    Or it may be a flag without its hyphens, a number without its flag, a file to write, a part of a
+    name, or the value of the only flag that is missing.
     """
     known = arguments(kind)
+    flags = [each for each in known.values() if each.required and not each.positional]
+    missing = [each.shown for each in flags if each.name not in given]
+    name, equals, value = word.lstrip(_DASHES).partition("=")
+    name = name.replace("-", "_")
+    if name in known and not known[name].positional and not missing:
+        return f"; a flag has two hyphens: --{name}{equals}{value}"
+    if _NUMBER.fullmatch(word):
+        return "; a number stands behind its flag, one alone unless it takes a list"
     if "output" in known and "output" not in given and Path(word).suffix in _FILES:
         return f"; for a file say -o {quoted(word)}"
     if "skill" in known and known["skill"].positional:
         return "; put quotes around a skill's name of several words"
     if "target_skill" in known:
         return f"; to train towards a skill say --target_skill {quoted(word)}"
-    flags = [each for each in known.values() if each.required and not each.positional]
-    missing = [each.shown for each in flags if each.name not in given]
     return f"; perhaps {missing[0]} {quoted(word)}" if len(missing) == 1 else ""
 
 

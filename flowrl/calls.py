@@ -31,7 +31,11 @@ def by_annotation(place: str) -> Callable[[Callable[P, Returned]], Callable[P, R
         @functools.wraps(function)
         def reading(*args: P.args, **named: P.kwargs) -> Returned:
             hints = get_type_hints(function, include_extras=True)
-            call = inspect.signature(function).bind(*args, **named)
+            try:
+                call = inspect.signature(function).bind(*args, **named)
+            except TypeError as error:
+                takes = (name for name in inspect.signature(function).parameters if name != "self")
+                raise TypeError(f"{place}: {error}; it takes {', '.join(takes)}") from None
             for name in call.arguments.keys() & hints.keys():
                 said = f"{place}: {name}"
                 call.arguments[name] = value_given(said, hints[name], call.arguments[name])

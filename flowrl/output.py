@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from flowrl import storage
 from flowrl.errors import ConfigError, FileRefusedError, classify_io_error, format_error
-from flowrl.paths import GraphPaths
+from flowrl.paths import graph_around
 
 
 def check_output(path: Path, *, endings: tuple[str, ...] = ()) -> None:
     """Make sure that a folder can be made, or with `endings` a file; raises ConfigError."""
     if endings:
         _check_file(path, endings)
-    folders = [outer for outer in Path(os.path.realpath(path)).parents if outer.is_dir()]
-    for outer in map(GraphPaths, folders):
-        if os.path.lexists(outer.manifest) or os.path.lexists(outer.scheduler_state):
-            what = f"-o {path} is inside the graph {outer.root}, where flowrl alone writes"
-            raise ConfigError(f"{what}; choose a folder outside")
+    if outer := graph_around(path):
+        what = f"-o {path} is inside the graph {outer.root}, where flowrl alone writes"
+        raise ConfigError(f"{what}; choose a folder outside")
     try:
         storage.try_writing(path.parent if endings else path)
     except OSError as error:

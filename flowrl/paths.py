@@ -361,12 +361,24 @@ def is_graph(folder: Path) -> bool:
     return any(os.path.exists(folder / name) for name in names)  # noqa: PTH110
 
 
+def graph_around(place: Path) -> GraphPaths | None:
+    """Return the graph in whose folder a path lies, if any."""
+    folders = [outer for outer in Path(os.path.realpath(place)).parents if outer.is_dir()]
+    for outer in map(GraphPaths, folders):
+        if os.path.lexists(outer.manifest) or os.path.lexists(outer.scheduler_state):
+            return outer
+    return None
+
+
 def refuse_other_folder(graph_path: Path) -> None:
     """Raise FileRefusedError if a folder is flowrl's, but none that a graph may be made in."""
     kinds = {AGENT_JSON: "an exported agent", "sweep.json": "a sweep", "run.json": "a run's folder"}
     for name, kind in kinds.items():
         if os.path.lexists(graph_path / name):
             raise FileRefusedError(f"{graph_path} is {kind}, not a graph; name another folder")
+    if not is_graph(graph_path) and (outer := graph_around(graph_path)):
+        where = f"{graph_path} is inside the graph {outer.root}, where flowrl alone writes"
+        raise FileRefusedError(f"{where}; name a folder outside, or that graph")
 
 
 def existing_graph(graph_path: Path) -> GraphPaths:

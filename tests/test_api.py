@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import re
@@ -111,9 +112,21 @@ def test_flags_are_those_of_the_command_with_environment_and_file(tmp_path, monk
         flowrl.train(tmp_path / "graph", config="nowhere.toml")
 
 
+@pytest.mark.parametrize("call", ["train", "status", "evaluate", "load_agent"])
+def test_a_call_with_arguments_that_do_not_fit_says_which_fit(call):
+    function = getattr(flowrl, call)
+    takes = re.escape(", ".join(inspect.signature(function).parameters))
+    for given in ((), ("a", "b", "c", "d")):
+        with pytest.raises(TypeError, match=rf"^flowrl\.{call}: .*; it takes {takes}$"):
+            function(*given)
+
+
 @pytest.mark.parametrize(
     ("call", "words", "said"),
     [
+        ("train", {"lr": []}, "flowrl.train: lr is empty; give a value, or None to leave it out"),
+        ("train", {"gpu_ids": [[0, 1]]}, "gpu_ids is [[0, 1]]; give a value or a plain list of"),
+        ("train", {"gpu_ids": ()}, "flowrl.train: gpu_ids is empty; give a value, or None"),
         ("train", {"graph": ""}, "flowrl.train: graph is '', which is no path; name a folder"),
         ("train", {"show": "no"}, "flowrl.train: show is 'no', not true or false"),
         ("train", {"target_skill": 3}, "flowrl.train: target_skill is 3, not text"),

@@ -57,6 +57,24 @@ def test_the_graph_is_the_first_word_and_may_be_left_out(kind, line, expected):
     assert {name: found[name] for name in expected} == expected
 
 
+@pytest.mark.parametrize("dashes", ["", "–", "—", "—-", "−−"], ids=repr)
+def test_a_flag_without_its_two_hyphens_is_known_by_its_name(dashes):
+    for name in flags(BottomUpConfig()).keys() - {"graph_path"}:
+        for word in (f"{dashes}{name.replace('_', '-')}", f"{dashes}{name}=3"):
+            said = f"; a flag has two hyphens: --{name}{word.partition('=')[1]}"
+            with pytest.raises(ConfigError, match=said):
+                read(BottomUpConfig, f"exp/demo {word} 3")
+
+
+@pytest.mark.parametrize("number", ["7", "1e-4", "5M", "-0.5", "1,5", "80%"])
+def test_a_number_too_many_is_no_skill(number):
+    for line in (f"exp/demo --lr 1e-3 {number}", f"exp/demo {number}"):
+        with pytest.raises(
+            ConfigError, match=r"one word too many.*a number stands behind its flag"
+        ):
+            read(BottomUpConfig, line)
+
+
 def test_a_list_grows_with_each_of_its_flags_and_ends_before_the_graph():
     assert parse(BottomUpConfig, ["--gpu_ids=0", "mine"]).graph.graph_path == Path("mine")
     words = "--pass_env A --gpu_ids=0 exp/demo --pass_env B"
@@ -121,6 +139,12 @@ def test_the_environment_says_which_graph():
         (RollbackCommand, "exp/demo twelve", "GENERATION is 'twelve', not a whole number such as"),
         (BottomUpConfig, "--merge_policy best", "--merge_policy is 'best', not one of frame_count"),
         (BottomUpConfig, "--lr=", "--lr has no value"),
+        (
+            BottomUpConfig,
+            "--slurm_args --gres=gpu",
+            "--slurm_args has no value; give one without dashes",
+        ),
+        (BottomUpConfig, "--lr = 3", "--lr has spaces around its =; write --lr=VALUE"),
         (BottomUpConfig, "--no-lr", "flowrl x has no flag --no-lr"),
         (BottomUpConfig, "--gpu_ids 0 x", "--gpu_ids is 'x', not a whole number"),
     ],

@@ -34,7 +34,7 @@ from flowrl.runs import TrainConfig, read_run
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.skill import load_library
 from tests.machine import program
-from tests.parallel.making import TABLE, WOOD, finish
+from tests.parallel.making import LIBRARY, TABLE, WOOD, finish
 from tests.parallel.scheduling import NOW
 from tests.parallel.stand_in_story import Place
 from tests.skills.making import skill_text

@@ -139,6 +139,9 @@ def _read(expert: Path) -> Any:
     from flowrl.experts import checkpoint
 
     if expert.is_dir():
+        if not checkpoint.holds_expert(expert):
+            what = f"{expert} holds no expert"
+            raise ConfigError(f"{what}; name a version in a graph, or an exported file")
         return checkpoint.load_expert(expert, checkpoint.stored_like(expert))
     try:
         return load(storage.read_bytes(expert))

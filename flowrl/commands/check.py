@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -72,7 +73,7 @@ class CheckCommand:
     def __call__(self) -> int:
         """Print one line per file or broken promise; returns 1 when there is a fault, else 0."""
         if self.game is not None:
-            return self._check_game(find_game(self.game))
+            return self._check_game(self.game)
         files = skill_files(self.files)
         confine = confinement(self.sandbox).in_folder if self.trace else unconfined
         whole = any(path.is_dir() for path in self.files)
@@ -81,11 +82,15 @@ class CheckCommand:
         print_report(facts, map(_line, checked), as_json=self.json)
         return 1 if any(each.why for each in checked) else 0
 
-    def _check_game(self, game: Game) -> int:
+    def _check_game(self, name: str) -> int:
         if self.files:
             raise ConfigError("--game takes no files; check them by a second command")
+        before = "jax" in sys.modules
+        game = find_game(name)
         check_extra(game.name, *game.sources)
         broken = check_game(game.name, confine=confinement(self.sandbox).in_folder)
+        if not before and "jax" in sys.modules:
+            broken.append("make: its module imports JAX; import it inside of functions")
         facts = {"game": game.name, "broken": broken}
         sizes = f"observation_size {game.observation_size}, {game.num_actions} actions"
         ok = f"{game.name}: ok: {sizes}, {len(game.features)} features"
@@ -167,6 +172,7 @@ def _plans(
         for number, skill in fit.items():
             try:
                 steps = graph.plan(skill.name)
+                graph.check_like(skill)
                 plan = ", ".join(f"{step.skill} × {step.count}" for step in steps)
             except GraphError as error:
                 plan = f"{_NO_PLAN}{error}"

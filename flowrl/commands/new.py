@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import keyword
 import os
 import re
 from dataclasses import dataclass
@@ -131,6 +132,6 @@ def _module_of(name: str) -> str:
     if name in game_names():
         raise ConfigError(f"there is a game {name} already; choose another name")
     module = re.sub(r"\W+", "_", name).strip("_").lower()
-    if importlib.util.find_spec(module) is not None:
-        raise ConfigError(f"{name} makes a module {module}, which is there already; choose another")
+    if keyword.iskeyword(module) or importlib.util.find_spec(module) is not None:
+        raise ConfigError(f"{name} makes a module {module}, a name that is taken; choose another")
     return module

@@ -15,6 +15,7 @@ from rich.text import Text
 from flowrl.arguments import Count, GraphArgument, ReportCommand, SkillArgument
 from flowrl.config import BottomUpConfig, with_flags
 from flowrl.console import print_report
+from flowrl.errors import ConfigError
 from flowrl.parallel.recovery import recorded_config
 from flowrl.parallel.skill_sources import SkillSources, check_graph_record, open_graph
 from flowrl.paths import DEFAULT_GRAPH, GraphPaths, refuse_other_folder, slug
@@ -74,6 +75,8 @@ class PlanCommand(SkillsOfGraph):
         names = [name for name in graph.skills if slug(name).casefold() == wanted]
         name = names[0] if names else self.skill
         plan = graph.plan(name, self.count)
+        if self.count > 1 and not any(each.per for each in graph.skills[name].gain.values()):
+            raise ConfigError(f"--count {self.count}: {name} gains no more by it; leave it out")
         choices = {step.skill: graph.choices(step.skill) for step in plan}
         steps = [{"skill": step.skill, "count": step.count} for step in plan]
         chosen = [each for of_step in choices.values() for each in of_step]

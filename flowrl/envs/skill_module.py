@@ -29,7 +29,7 @@ from flowrl.skills.validation.syntax import check_function, literal, parse_sourc
 from flowrl.storage import read_bytes, records
 
 _MODULE_LIMIT_BYTES = 2_000_000
-_REMEDY = "flowrl alone writes plans: train its skill again, or export the agent again"
+_REMEDY = "flowrl alone writes plans, as RUN/2.py: name one, or train or export its skill again"
 _DOCSTRING = '"""…"""'
 _CONSTANTS = ("GAME", "GLOBAL_TO_LOCAL", "LOCAL_TO_GLOBAL", "PLAN")
 

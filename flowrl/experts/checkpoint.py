@@ -145,6 +145,11 @@ def _numbered(folder: Path) -> list[int]:
     return sorted(int(name) for name in names if _NUMBER.fullmatch(name))
 
 
+def holds_expert(folder: Path) -> bool:
+    """Return whether a folder is one that `save_expert` wrote, whole or damaged."""
+    return (folder / "_METADATA").exists()
+
+
 def _stored_forms(folder: Path) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
     try:
         with _checkpointer() as checkpointer:

@@ -140,7 +140,10 @@ class Game:
     """Makes a function from a world to its picture, uint8 `[H, W, 3]`."""
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for a size that cannot be."""
+        """Raise ConfigError for a size that cannot be, or a folder that is no path."""
+        if not isinstance(folder := self.library_folder, Path):
+            where = f"Path(__file__).parent / {folder!r:.60}"
+            raise ConfigError(f"library_folder is {folder!r:.60}, no path; write {where}")
         for name, remedy in _REMEDIES.items():
             if not _is_size(size := getattr(self, name)):
                 raise ConfigError(f"{name} is {size!r:.60}, not a whole number from 1; {remedy}")

@@ -84,7 +84,9 @@ class SlurmLauncher(EngineLauncher):
         except UnansweredError as error:
             raise ConfigError(f"--launcher slurm: {error}; see sinfo, then start again") from error
         if done.returncode:
-            raise ConfigError(f"--slurm_args: Slurm refuses such jobs: {_reason(done)}")
+            flag = "--slurm_args" if self._options else "--launcher slurm"
+            why = f"Slurm refuses such jobs: {_reason(done)}"
+            raise ConfigError(f"{flag}: {why}; start again once sbatch --test-only takes one")
 
     def submit(self, job: Job, launch: str) -> str:
         """Submit the runner, with the log's writer at its output."""

@@ -46,6 +46,7 @@ _ENDING = "server exited unexpectedly"
 _NO_SERVER = ("no server running", "No such file or directory", "no current target")
 _CLOSED = ("can't find pane", *_NO_SERVER)
 _COLUMNS, _LINES = "160", "48"
+_SOCKET_BYTES = 107  # of a path in sockaddr_un
 _PAUSE_SECONDS = 0.05
 _FORMER_RUN_SECONDS = 1.0
 
@@ -153,6 +154,9 @@ class TmuxLauncher(Launcher):
         socket = self.server.socket_path
         if socket is not None and not Path(socket).parent.is_dir():
             raise ConfigError(f"--tmux_socket {socket}: its folder does not exist; make it first")
+        if socket is not None and len(os.fsencode(socket)) > _SOCKET_BYTES:
+            most = f"longer than the {_SOCKET_BYTES} bytes of a socket"
+            raise ConfigError(f"--tmux_socket {socket} is {most}; choose a shorter path")
         if shutil.which("tmux") is None:
             raise ConfigError(_MISSING)
         try:

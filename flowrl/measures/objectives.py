@@ -86,7 +86,7 @@ class Objective:
         if any(weight < 0 or not math.isfinite(weight) for weight in self.weights.values()):
             raise ConfigError("a weight of an objective must be 0 or more, and finite")
         if not sum(self.weights.values()):
-            raise ConfigError("an objective needs a weight above 0, such as success=1")
+            raise ConfigError("no measure has a weight above 0; give one, such as success=1")
 
     def broken(self, figures: Figures) -> list[str]:
         """Return the limits that the figures do not keep, for people."""
@@ -136,9 +136,14 @@ def parse_objective(text: str, *, measured: Sequence[str] = tuple(MEASURES)) -> 
             )
         if sign == "=":
             weights[name] = value
+        elif {MEASURES[name].worst, MEASURES[name].best} == {0, 1} and not 0 <= value <= 1:
+            raise ConfigError(f"objective {text!r}: {name} lies in [0, 1]; write 0.8 for 80 %")
         else:
             limits.append((name, sign, value))
-    return Objective(weights=weights, limits=tuple(limits))
+    try:
+        return Objective(weights=weights, limits=tuple(limits))
+    except ConfigError as error:
+        raise ConfigError(f"objective {text!r}: {error}") from error
 
 
 def read_curve(path: Path) -> tuple[CurvePoint, ...]:

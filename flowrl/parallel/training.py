@@ -16,7 +16,7 @@ from pathlib import Path
 
 from flowrl import notices
 from flowrl.config import BottomUpConfig, GraphConfig, LaunchConfig, ScheduleConfig
-from flowrl.errors import GraphError, SkillError
+from flowrl.errors import ConfigError, GraphError, SkillError
 from flowrl.experts.repair import refuse_lost
 from flowrl.experts.store import ExpertStore
 from flowrl.launchers import sandbox
@@ -165,6 +165,9 @@ def _open(graph_paths: GraphPaths, config: BottomUpConfig) -> OpenedGraph:
     devices = device_slots(config.launch, each=each, wanted=wanted)
     sources = SkillSources(graph_paths)
     graph = open_graph(config, sources)
+    if (given := str(graph_paths.root)) in graph.skills and not graph_paths.root.exists():
+        said = f"--target_skill {given!r}"
+        raise ConfigError(f"GRAPH is {given!r}, a skill; name a folder, then say {said}")
     skills = skill_configs(config, graph.skills)
     if config.graph.init_from is not None:
         expert_of(ExpertStore(graph_paths), config.graph.init_from)  # refused now, too

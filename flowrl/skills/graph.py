@@ -62,17 +62,21 @@ class SkillGraph:
         """
         for name in self.skills:
             self._require_possible(name)
-        place = {name: number for number, name in enumerate(self._order)}
         for skill in self.skills.values():
-            if skill.embedded or skill.like is None:
-                continue
-            if place.get(skill.like, len(place)) >= place[skill.name]:
-                near = closest(skill.like, self.skills)
-                what = "is learned later" if skill.like in place else f"is no skill here{near}"
-                raise GraphError(
-                    f"{skill.name!r} is like {printable(skill.like)!r}, which {what}; name a skill "
-                    "that is learned before it, or leave `like` out"
-                )
+            if not skill.embedded:
+                self.check_like(skill)
+
+    def check_like(self, skill: Skill) -> None:
+        """Raise GraphError if a skill of the graph is like one that is learned later, or none."""
+        place = self._place
+        if skill.like is None or place.get(skill.like, len(place)) < place[skill.name]:
+            return
+        near = closest(skill.like, self.skills)
+        what = "is learned later" if skill.like in place else f"is no skill here{near}"
+        raise GraphError(
+            f"{skill.name!r} is like {printable(skill.like)!r}, which {what}; name a skill "
+            "that is learned before it, or leave `like` out"
+        )
 
     def plus(self, skills: Iterable[Skill]) -> SkillGraph:
         """Return a graph with more skills, in which all others have the needs that they have here.
@@ -152,6 +156,10 @@ class SkillGraph:
     @cached_property
     def _order(self) -> tuple[str, ...]:
         return in_order(self._learned.chosen, by=self.skills)
+
+    @cached_property
+    def _place(self) -> Mapping[str, int]:
+        return {name: number for number, name in enumerate(self._order)}
 
     def _choice(self, skill: Skill, item: str, provider: str) -> Choice:
         others = tuple(

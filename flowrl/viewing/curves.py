@@ -145,7 +145,8 @@ def skill_picture(skill: str, lines: Lines, *, minutes: bool = False) -> Picture
     """
     curves = [curve for curve in step_curves(lines, minutes=minutes) if curve.places]
     if not curves:
-        raise ConfigError(f"no episode of {printable(skill)} has ended yet; plot it later")
+        what = f"no episode of {printable(skill)} has ended in its metrics.jsonl"
+        raise ConfigError(f"{what}; plot it later, or restore the file from a copy")
     names = [f"{number} {curve.skill}" for number, curve in enumerate(curves, 1)]
     figure, axes = drawing.figure_and_axes(3, (8.0, 8.8), sharex=True)
     for number, curve in enumerate(curves[:-1]):

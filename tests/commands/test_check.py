@@ -68,6 +68,15 @@ def test_a_folders_skill_that_can_never_be_learned_is_refused(tmp_path, flowrl, 
     assert ": ok: Egg, " in flowrl("check", folder / "egg.py", "--no_trace").out
 
 
+def test_a_skill_that_is_like_none_has_no_plan_yet(tmp_path, flowrl):
+    egg = needing("Egg", "egg", "wood").replace("gain", 'like = "Lay Eggs"\ngain')
+    folder = written(tmp_path / "mine", egg=egg)
+    why = "'Egg' is like 'Lay Eggs', which is no skill here"
+    said = flowrl("check", folder, "--no_trace", code=1).out
+    assert said.startswith(f"{folder}/egg.py:1: {why}")
+    assert f"no plan yet: {why}" in flowrl("check", folder / "egg.py", "--no_trace").out
+
+
 @pytest.mark.parametrize(
     ("reward", "warned"),
     [

@@ -16,7 +16,7 @@ from flowrl.config import BottomUpConfig, to_json, with_flags
 from flowrl.parallel.health import DaemonLock
 from flowrl.storage import records
 from tests.commands.making import DONE, FAILED, WAITING, running, save
-from tests.parallel.making import WOOD
+from tests.parallel.making import LIBRARY, WOOD
 from tests.skills.making import skill_text
 from tests.waiting import until
 
@@ -68,7 +68,7 @@ def test_skills_are_listed_with_their_state_and_where_they_come_from(tmp_path, f
     graph = save(tmp_path / "graph", (WOOD, DONE), ("Place Table", FAILED)).root
     lines = flowrl("skills", graph).out.splitlines()
     assert lines[1].split() == ["Collect", "Wood", "library", "completed"]
-    assert len(lines) == 23
+    assert len(lines) == 1 + len(LIBRARY)
     rows = {row["skill"]: row for row in json.loads(flowrl("skills", graph, "--json").out)}
     assert rows["Place Table"]["status"] == "failed"
     assert rows["Place Table"]["needs"] == [WOOD]

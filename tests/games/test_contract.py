@@ -53,6 +53,7 @@ BREAKS = {
         "features: inventory: lacks ale; ",
     ),
     "feature": (GAME, '"cell_diff":', '"mood": "", "cell_diff":', "raises KeyError: 'mood' ("),
+    "no library": (GAME, '"tiny_skills"', '"skills"', "library_folder: there is no folder "),
     "library": (GAME, '{"berry", "pie"}', '{"berry"}', "library_folder: "),
     "make": (GAME, "return TinyEngine()", "return TinyEngine(1)", "make: raises TypeError: "),
     "reset raises": (ENGINE, RESET, RESET + "        1 / 0\n", "reset: raises ZeroDivisionError: "),
@@ -159,12 +160,16 @@ def test_the_command_tells_them_and_returns_1(tmp_path):
     game = tmp_path / "game"
     shutil.copytree(HERE, game)
     code = (game / GAME).read_text()
-    (game / GAME).write_text(code.replace("observation_size=7", "observation_size=6"))
+    code = code.replace("observation_size=7", "observation_size=6")
+    (game / GAME).write_text(code.replace("from pathlib", "import jax\nfrom pathlib"))
     env = {**os.environ, "PYTHONPATH": installed(tmp_path).replace(str(HERE), str(game))}
     words = (sys.executable, "-m", "flowrl.cli", "check", "--game=Tiny-v1", "--json")
     told = subprocess.run(words, env=env, text=True, capture_output=True, check=False)
-    line = "observe: it is float32[7]; observation_size says float32[6]"
-    assert (told.returncode, json.loads(told.stdout)) == (1, {"game": "Tiny-v1", "broken": [line]})
+    broken = [
+        "observe: it is float32[7]; observation_size says float32[6]",
+        "make: its module imports JAX; import it inside of functions",
+    ]
+    assert (told.returncode, json.loads(told.stdout)) == (1, {"game": "Tiny-v1", "broken": broken})
 
 
 def test_files_beside_a_game_and_unknown_games_are_refused(capsys):

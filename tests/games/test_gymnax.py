@@ -67,6 +67,34 @@ def test_an_environment_that_is_not_known_needs_its_sizes(gymnax):
     assert own.make().observe(own.make().reset(jax.random.key(0))).shape == (10, 10, 4)
 
 
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        (
+            {"features": {"pos": "pos"}},
+            "feature 'pos' is 'pos', no function .* lambda state: state",
+        ),
+        ({"features": {"score": len}}, "every game has the feature 'score'; give yours another"),
+        ({"library_folder": "skills"}, r"is 'skills', no path; write Path.__file__.\.parent"),
+        ({"num_actions": 4}, "Breakout-MinAtar has 3 actions, and num_actions says 4"),
+    ],
+    ids=["feature", "name", "folder", "actions"],
+)
+def test_what_does_not_fit_an_environment_is_refused(gymnax, fields, why):
+    given = {"library_folder": NOWHERE, "observation_size": (10, 10, 4), "num_actions": 3}
+    with pytest.raises(ConfigError, match=why):
+        game("Breakout-MinAtar", **{**given, **fields}).make()
+
+
+def test_an_environment_may_come_with_its_parameters(gymnax):
+    sizes = {"observation_size": 4, "num_actions": 2}
+    pair = lambda: gymnax.make("CartPole-v1")  # noqa: E731
+    own = game("Mine-v1", library_folder=NOWHERE, environment=pair, **sizes).make()
+    known = game("CartPole-v1", library_folder=NOWHERE).make()
+    seen = [engine.observe(engine.reset(jax.random.key(0))) for engine in (own, known)]
+    assert np.array_equal(*seen)
+
+
 def own_environment():
     """Breakout with all of MinAtar's actions."""
     from gymnax.environments.minatar.breakout import MinBreakout
@@ -189,7 +217,9 @@ def test_a_game_that_is_seen_as_a_grid_trains_and_is_taken_out(gymnax, tmp_path)
         (["Swing-v1", "--environment=Pendlum"], "the sizes of Pendlum are not known"),
         (["a b"], "the game's name 'a b' is not a letter, then letters, digits"),
         (["../x"], "the game's name '../x' is not a letter"),
-        (["json"], "json makes a module json, which is there already"),
+        (["Swing-v1", "--environment=Pendlum"], "or name one of gymnax"),
+        (["json"], "json makes a module json, a name that is taken"),
+        (["Class"], "Class makes a module class, a name that is taken"),
         (["Craftax-Symbolic-v1"], "there is a game Craftax-Symbolic-v1 already"),
         (["New-v1", "-o=taken"], "-o taken exists already; choose a new folder"),
     ],

@@ -101,12 +101,15 @@ def test_an_objective_weighs_scores_and_keeps_limits():
         ("succes=1", "closest is 'success'"),
         ("satisfied>=1,success=1", "satisfied is not measured"),
         ("success>=0.5", "a weight above 0"),
+        ("success=1,success>=80", r"success lies in \[0, 1\]; write 0.8 for 80 %"),
+        ("success=1,deaths<=-0.1", r"deaths lies in \[0, 1\]"),
         ("quality=1,success=1", "quality is not measured"),
     ],
 )
 def test_a_bad_objective_is_refused(text, named):
-    with pytest.raises(ConfigError, match=named):
+    with pytest.raises(ConfigError, match=named) as caught:
         parse_objective(text)
+    assert repr(text) in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["progress=0.5,success=1", "frames=1", "success=1,steps<=9"])

@@ -298,12 +298,20 @@ def test_a_dead_controller_is_no_dead_run(broken, make_job, monkeypatch):
 def test_a_partition_that_is_not_there_is_refused_before_anything_is_written(launcher, make_job):
     job = make_job(QUICK)
     wrong = SlurmLauncher(["partition=nowhere"])
-    with pytest.raises(ConfigError, match=r"(?i)invalid partition"):
+    with pytest.raises(ConfigError, match=r"(?i)^--slurm_args: .*invalid partition"):
         wrong.check()
     with pytest.raises(LaunchError, match=r"(?i)invalid partition"):
         wrong.launch(job)
     assert not claims.is_claimed(job.folder)
     assert not (job.folder / "spec.json").exists()
+
+
+def test_a_slurm_that_takes_no_job_names_the_launcher(tmp_path, monkeypatch):
+    (tmp_path / "sbatch").write_text("#!/bin/sh\necho no cluster >&2; exit 1\n")
+    (tmp_path / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    with pytest.raises(ConfigError, match=r"^--launcher slurm: .*no cluster; start again once"):
+        SlurmLauncher().check()
 
 
 def test_a_missing_slurm_names_the_remedy(monkeypatch):

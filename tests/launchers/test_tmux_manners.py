@@ -212,3 +212,10 @@ def test_a_socket_needs_a_folder_that_exists(tmp_path):
     TmuxLauncher(str(tmp_path / "socket")).check()
     with pytest.raises(ConfigError, match=r"nowhere/socket: its folder does not exist"):
         TmuxLauncher(str(tmp_path / "nowhere" / "socket")).check()
+
+
+def test_a_socket_needs_a_path_that_fits_into_an_address(tmp_path):
+    path = f"{tmp_path}/".ljust(107, "x")
+    TmuxLauncher(path).check()
+    with pytest.raises(ConfigError, match=r"xx is longer than the 107 bytes of a socket; choose"):
+        TmuxLauncher(f"{path}x").check()

@@ -56,14 +56,22 @@ def game(
     Args:
       library_folder: the folder of the game's skills.
       features: name → function of an environment's state.
-      environment: its name in gymnax (default: the game's), or a function that makes one.
+      environment: its name in gymnax (default: the game's), or a function that makes one, alone or
+        with its parameters as `gymnax.make` does.
       fields: other fields of `Game`; `observation_size` and `num_actions` of an environment that
         SIZES does not have.
 
     Raises:
-      ConfigError: the environment is unknown, or its actions are continuous.
+      ConfigError: the environment is unknown, its actions are continuous, or a feature is no
+        function or has the name of one that every game has.
     """
     features, environment = features or {}, environment or name
+    for feature, of_state in features.items():
+        if feature in _KNOWN:
+            raise ConfigError(f"every game has the feature {feature!r}; give yours another name")
+        if not callable(of_state):
+            what = f"the feature {feature!r} is {of_state!r:.60}, no function of a state"
+            raise ConfigError(f"{what}; write lambda state: state.{feature}")
     if not {"observation_size", "num_actions"} <= fields.keys():
         size, num_actions = sizes_of(environment)
         fields = {"observation_size": size, "num_actions": num_actions, **fields}
@@ -78,7 +86,7 @@ def game(
         name=name,
         features=words | changes | _KNOWN,
         library_folder=library_folder,
-        make=partial(_engine, name, environment, features),
+        make=partial(_engine, name, environment, features, fields["num_actions"]),
         **given,
     )
 
@@ -91,7 +99,9 @@ def sizes_of(environment: str | Callable[[], Any]) -> tuple[ObservationSize, int
         raise ConfigError(f"{what}; cut them into levels in an environment of your own")
     if word not in SIZES:
         what = f"the sizes of {word} are not known{closest(word, SIZES)}"
-        raise ConfigError(f"{what}; give observation_size and num_actions")
+        raise ConfigError(
+            f"{what}; give observation_size and num_actions to game(), or name one of gymnax"
+        )
     return SIZES[word]
 
 
@@ -101,12 +111,15 @@ def _meaning(feature: str, of_state: Feature) -> str:
 
 
 def _engine(
-    name: str, environment: str | Callable[[], Any], features: Mapping[str, Feature]
+    name: str,
+    environment: str | Callable[[], Any],
+    features: Mapping[str, Feature],
+    num_actions: int,
 ) -> Any:
     check_extra(name, "gymnax")
     from flowrl.games.adapters.gymnax_engine import GymnaxEngine
 
-    return GymnaxEngine(environment, features)
+    return GymnaxEngine(environment, features, num_actions)
 
 
 def _renderer() -> Callable[[Any], Any]:

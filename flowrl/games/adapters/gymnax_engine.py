@@ -37,18 +37,22 @@ class GymnaxEngine:
     """An `Engine` of one environment; its time limit does not count, since skills have theirs."""
 
     def __init__(
-        self, environment: str | Callable[[], Any], features: Mapping[str, Callable[[Any], Any]]
+        self,
+        environment: str | Callable[[], Any],
+        features: Mapping[str, Callable[[Any], Any]],
+        num_actions: int,
     ) -> None:
-        if isinstance(environment, str):
-            self._environment, self._params = gymnax.make(environment)
-        else:
-            self._environment = environment()
-            self._params = self._environment.default_params
+        made = gymnax.make(environment) if isinstance(environment, str) else environment()
+        pair = made if isinstance(made, tuple) else (made, made.default_params)
+        self._environment, self._params = pair
         self._features = dict(features)
         space = self._environment.action_space(self._params)
         if not hasattr(space, "n"):
             what = f"the actions of {self._environment.name} are a {type(space).__name__}"
             raise ConfigError(f"{what}, and experts choose one of N; cut them into levels")
+        if space.n != num_actions:
+            what = f"{self._environment.name} has {space.n} actions"
+            raise ConfigError(f"{what}, and num_actions says {num_actions}")
 
     def reset(self, key: jax.Array) -> GymnaxWorld:
         """A new episode."""

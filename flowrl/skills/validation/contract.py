@@ -92,6 +92,8 @@ def _check_modules(game: Game, lines: list[str]) -> None:
             known = {each.name for each in getattr(importlib.import_module(game.constants), enum)}
             if missing := ", ".join(sorted(members - known)):
                 raise _BrokenError(f"{enum} of {game.constants} lacks {missing}")
+    if not game.library_folder.is_dir():
+        lines.append(f"library_folder: there is no folder {game.library_folder}; make or rename it")
     try:
         SkillGraph(load_library(game.name).values(), capacity=game.capacity).check()
     except FlowrlError as error:
