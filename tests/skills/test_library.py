@@ -33,6 +33,7 @@ NEEDS = [
     for item in GRAPHS[env_name].skills[name].requirements
     if name not in HELPED
 ]
+DUG = {"Dig In": {"stone": 1}}  # what a skill yields itself before the action below spends it
 # The action that reaches the skill's goal, and what stands in front of the player.
 DEEDS = {
     "Collect Wood": ("DO", "TREE"),
@@ -99,6 +100,7 @@ def world_for(game: Game, skill: Skill, *, without: str | None = None):
         if needs.pop(fact, 0):
             world = game.with_block(world, block, BEHIND[block])
     world = at_home(game, skill, world)
+    needs |= DUG.get(skill.name, {})
     facts = ("home", "fed", "sheltered", "night_spent")
     needs = {item: need for item, need in needs.items() if item not in facts}
     if skill.name in MOBS:
@@ -172,6 +174,8 @@ def test_with_its_requirements_a_skill_succeeds_at_exactly_its_cost(env_name, na
     expected = items_of(before)
     for item in skill.consumption.keys() & expected.keys():
         expected[item] -= skill.consumption[item].at(1)
+    for item, amount in DUG.get(name, {}).items():
+        expected[item] -= amount
     for item, amount in skill.gain.items():
         if item in expected:
             expected[item] = max(expected[item], amount.at(1))

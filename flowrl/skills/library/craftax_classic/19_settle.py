@@ -1,7 +1,7 @@
 """Plant a sapling where water and the rock of a shelter are near."""
 
 name = "Settle"
-requirements = {"sapling": "1", "wood_sword": "1"}
+requirements = {"sapling": "1", "wood_pickaxe": "1", "wood_sword": "1"}
 consumption = {"sapling": "1"}
 gain = {"home": "1"}
 

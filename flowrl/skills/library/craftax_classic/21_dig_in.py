@@ -1,8 +1,8 @@
 """Dig into rock, and close the hole with a stone: a shelter."""
 
 name = "Dig In"
-requirements = {"home": "1", "stone": "1"}
-consumption = {"stone": "1"}
+requirements = {"home": "1", "wood_pickaxe": "1"}
+consumption = {}
 gain = {"sheltered": "1"}
 ephemeral = ["sheltered"]
 like = "Collect Stone"
