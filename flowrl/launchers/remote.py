@@ -166,7 +166,9 @@ class EngineLauncher(Launcher):
         unstarted = not JobPaths(folder).beat.exists()
         try:
             job = self._look(anew=recorded is not None).get(claim.launch)
-            patience, unknown = _STILL_SECONDS, f"{self.engine} does not know it any more"
+            cut_off = job and job.cause is ExitCause.SERVER_KILLED and not unstarted
+            patience = _STILL_SECONDS + (self.lost_after / 2 if cut_off else 0.0)  # its lease
+            unknown = f"{self.engine} does not know it any more"
         except UnansweredError as error:
             if unstarted and not claim.stop:
                 return None  # it may be queued

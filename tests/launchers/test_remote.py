@@ -256,6 +256,18 @@ def test_each_end_in_slurm_without_a_record_has_its_cause(make_job, state, host,
     assert f"(job 7, {state})" in outcome.detail
 
 
+def test_a_run_of_a_host_that_is_called_lost_is_not_started_again_while_its_lease_may_last(
+    make_job,
+):
+    """The host may only be cut off from its engine and from the disk, and train on."""
+    engine, job = Engine(lost_after=1.0), make_job(SLEEP)
+    handle = engine.launch(job)
+    JobPaths(job.folder).beat.touch()
+    engine.job, began = slurm._engine_job("7", "NODE_FAIL", "n1", "None"), time.monotonic()
+    assert isinstance(end_of(engine, handle, job), Exited)
+    assert time.monotonic() - began > 0.5
+
+
 @pytest.mark.parametrize("state", ["PENDING", "REQUEUED", "RUNNING", "SUSPENDED", "COMPLETING"])
 def test_a_job_that_slurm_keeps_is_not_dead(make_job, state):
     engine, job = Engine(lost_after=0.0), make_job(SLEEP)
