@@ -130,7 +130,7 @@ _NOT_OWN = (
     "<string>",
 )
 _DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-_IO = frozenset({errno.EIO, errno.EROFS, errno.ESTALE})
+_IO = frozenset({errno.EIO, errno.EROFS, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN})
 _LIMITS = frozenset({errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 _RIGHTS = frozenset({errno.EACCES, errno.EPERM})
 # What malformed data of one skill can raise in the code that reads it, a user's callback included.

@@ -92,7 +92,7 @@ class Bench:
         assert self._ready is not None
         before = _written_bytes()
         merge_run(
-            self._graph_paths,
+            ExpertStore(self._graph_paths),
             self._ready.run_paths,
             self._ready.run.skill,
             accounting="acted",

@@ -4,8 +4,8 @@
 #   bash scripts/test.sh          the suite; further arguments go to pytest (e.g. -m slow)
 #   bash scripts/test.sh --help   this text
 #
-# What may be installed: tmux, bubblewrap, gcc, chromium and Slurm by apt-get; flowrl and its packages
-# into .venv.
+# What may be installed: tmux, bubblewrap, gcc, chromium, bindfs and Slurm by apt-get; flowrl and
+# its packages into .venv.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
@@ -19,6 +19,7 @@ esac
 setup
 offer bwrap bubblewrap "some tests confine a trainer by it"
 offer cc gcc "some tests compile a library that makes the disk fail"
+offer bindfs bindfs "some tests cut the network between two hosts and their disk"
 offer chromium chromium "some tests open the page of flowrl serve"
 for package in munge slurm-client slurmd slurmctld; do
   offer "${package/slurm-client/sbatch}" "$package" "some tests submit runs to a Slurm of their own"

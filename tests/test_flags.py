@@ -535,6 +535,7 @@ def shared_folder(bench):
     made = start.open_scheduler(bench.graph_paths, config.schedule, config.launch, devices={})
     with made:
         assert (bench.graph_paths.root / "daemon.claim").exists()
+        assert made.launcher.shared_folder
     assert not (bench.graph_paths.root / "daemon.claim").exists()
     bench.monkeypatch.setattr(SlurmLauncher, "check", lambda self: None)
     config = bench.parsed("--launcher=slurm")

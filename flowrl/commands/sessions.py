@@ -107,7 +107,8 @@ class AttachCommand(GraphCommand):
 def _refuse_engine(graph_paths: GraphPaths, row: SkillRow) -> None:
     """Raise GraphError with what shows a run that an engine has on another host."""
     run_paths = graph_paths.run(row.expert or 0, row.skill)
-    if row.expert is None or not (claim := claim_of(run_paths.folder)):
+    claim = claim_of(run_paths.folder) if row.expert is not None else None
+    if claim is None or not claim.engine:
         return
     log = f'flowrl logs {graph_paths.root} "{row.skill}" -f'
     if claim.engine == "slurm":

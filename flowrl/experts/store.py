@@ -56,10 +56,16 @@ class Commit:
 
 
 class ExpertStore:
-    """All versions of a graph's experts; any number of processes may merge and read at once."""
+    """All versions of a graph's experts; any number of processes may merge and read at once.
 
-    def __init__(self, graph_paths: GraphPaths) -> None:
+    `still_ours` is called before a merge counts: it raises an error once other hosts may merge.
+    """
+
+    def __init__(
+        self, graph_paths: GraphPaths, still_ours: Callable[[], object] | None = None
+    ) -> None:
         self.graph_paths = graph_paths
+        self._still_ours = still_ours
 
     def manifest(self) -> Manifest:
         """The manifest that counts now; raises as `manifest.read` does."""
@@ -244,6 +250,8 @@ class ExpertStore:
             raise
         storage.fault_point("commit.history")
         still_held()
+        if self._still_ours:
+            self._still_ours()
         manifests.swap(self.graph_paths, after)
         storage.fault_point("commit.swapped")
         manifests.write_pickle(self.graph_paths, after)

@@ -1,4 +1,4 @@
-"""Claims of engines on jobs, and the beats of their runners; a leaf, as status and merge ask it.
+"""Claims on jobs that other hosts can see, and the beats of their runners; a leaf.
 
 The claim, beside the job's folder, names the launch that may go on. The runner looks at it at every
 beat; once it is gone or names another, the runner ends its job without a record of its end. While a
@@ -7,6 +7,8 @@ claim is there, processes of the run may live on a host that nobody here can loo
 
 from __future__ import annotations
 
+import secrets
+import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,13 +24,40 @@ LOST_SECONDS = 120.0  # without a beat, until a run or a scheduler is taken for 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """engine.json: which launch of which run an engine has."""
+    """engine.json: which launch of which run an engine, or a host of a shared folder, has."""
 
     run_id: str
     launch: str  # a name that no other launch has; the engine keeps it with its job
-    engine: str
+    engine: str  # "" for a host of a shared folder
     engine_id: str = ""  # unknown until the engine has answered
     stop: bool = False  # the run was asked to end
+
+
+class Beats:
+    """The beats of runs, timed by the clock of the one who looks, from one look to the next."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[int, float]] = {}  # by run id: time of the beat, since when
+
+    def are_still(self, claim: Claim, folder: Path, seconds: float) -> bool:
+        """Return whether a run's beat has stood still for so long while this process looked."""
+        beat, now = 0, time.monotonic()
+        with suppress(FileNotFoundError):
+            beat = JobPaths(folder).beat.stat().st_mtime_ns
+        known, since = self._seen.setdefault(claim.run_id, (beat, now))
+        if known != beat:
+            self._seen[claim.run_id] = (beat, now)
+            return False
+        return now - since > seconds
+
+    def forget(self, run_id: str) -> None:
+        """Drop a run that has ended."""
+        self._seen.pop(run_id, None)
+
+
+def new_launch(run_id: str) -> str:
+    """Return a name that no other launch has."""
+    return f"{run_id}.{secrets.token_hex(4)}"
 
 
 def claim_of(folder: Path, run_id: str | None = None) -> Claim | None:

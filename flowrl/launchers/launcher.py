@@ -7,9 +7,9 @@ from collections.abc import Collection
 from pathlib import Path
 
 from flowrl.errors import LaunchError
-from flowrl.launchers import run_status
+from flowrl.launchers import claims, process, run_status
 from flowrl.launchers.base import Handle, Job, Outcome
-from flowrl.launchers.process import wait_for_end
+from flowrl.launchers.claims import LOST_SECONDS, Beats, Claim
 
 GRACE_SECONDS = 30.0
 
@@ -20,8 +20,13 @@ class Launcher(ABC):
     A job's folder says all but how its runner is started: that is a launcher's own.
     """
 
-    def __init__(self, *, grace_seconds: float = GRACE_SECONDS) -> None:
-        self.grace_seconds = grace_seconds
+    def __init__(
+        self, *, grace_seconds: float = GRACE_SECONDS, lost_after: float = LOST_SECONDS
+    ) -> None:
+        self.grace_seconds, self.lost_after = grace_seconds, lost_after
+        self.shared_folder = False  # whether other hosts may go on with the graph
+        self._beats = Beats()
+        self._begun, self._away = set[str](), set[str]()  # runs begun by us; those of other hosts
 
     @abstractmethod
     def _start(self, job: Job) -> Handle:
@@ -35,12 +40,22 @@ class Launcher(ABC):
         known = self.find(job)
         if known is not None and self.poll(known, job.folder) is None:
             return known
-        run_status.prepare(job, grace_seconds=self.grace_seconds)
+        lease = {}
+        if self.shared_folder:
+            claims.remove_claim(job.folder)
+            launch = claims.new_launch(job.run_id)
+            lease = {"launch": launch, "lost_after": self.lost_after}
+        run_status.prepare(job, grace_seconds=self.grace_seconds, **lease)
+        if self.shared_folder:
+            claims.write_claim(job.folder, Claim(run_id=job.run_id, launch=launch, engine=""))
         try:
-            return self._start(job)
+            handle = self._start(job)
         except LaunchError:
+            claims.remove_claim(job.folder)
             run_status.withdraw(job)
             raise
+        self._begun.add(job.run_id)
+        return handle
 
     def find(self, job: Job) -> Handle | None:
         """A job that was launched before, for instance by an earlier daemon.
@@ -64,7 +79,26 @@ class Launcher(ABC):
 
         Raises OSError if it cannot be looked at now, for instance for lack of file descriptors.
         """
+        claim = claims.claim_of(folder, handle.run_id)
+        if claim is not None:
+            if not self._may_have_ended(claim, handle, folder):
+                return None
+            claims.remove_claim(folder)
+            self._beats.forget(handle.run_id)
         return run_status.outcome(handle, folder)
+
+    def _may_have_ended(self, claim: Claim, handle: Handle, folder: Path) -> bool:
+        """Return whether a run in a shared folder is not known to live, here or elsewhere."""
+        start = run_status.read_start(folder, handle.run_id)
+        self._away.discard(handle.run_id)
+        if start.is_here if start else handle.run_id in self._begun:
+            runner = (start.runner_pid, start.runner_start_time) if start else ()
+            return not process.alive(*(runner or (handle.pid, handle.start_time)))
+        record = run_status.read_exit(folder, handle.run_id)
+        if record is not None and record.launch == claim.launch:
+            return True
+        self._away.add(handle.run_id)
+        return self._beats.are_still(claim, folder, self.lost_after)
 
     def stop(self, handle: Handle, folder: Path) -> None:
         """Ask the job to end: TERM, then KILL after a grace period; returns at once."""
@@ -76,7 +110,8 @@ class Launcher(ABC):
 
     def wait(self, handles: Collection[Handle], *, timeout_seconds: float) -> bool:
         """Wait until a job may have ended (returns True), or for the timeout (returns False)."""
-        return wait_for_end(handles, timeout_seconds=timeout_seconds)
+        here = [handle for handle in handles if handle.run_id not in self._away]
+        return process.wait_for_end(here, timeout_seconds=timeout_seconds)
 
     def clear(self, runs: Path, done: Collection[Path]) -> None:  # noqa: B027 — most show nothing
         """Close what shows the ended jobs below `runs` that are `done`; LaunchError: not now."""

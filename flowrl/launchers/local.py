@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from flowrl.errors import LaunchError
-from flowrl.launchers import process
+from flowrl.launchers import process, run_status
 from flowrl.launchers.base import Handle, Job, Outcome
 from flowrl.launchers.launcher import GRACE_SECONDS, Launcher
-from flowrl.launchers.run_status import LOG_WRITER, RUNNER
-from flowrl.paths import JobPaths
+from flowrl.launchers.run_status import LOG_WRITER
 
 
 class LocalLauncher(Launcher):
@@ -40,18 +40,19 @@ class LocalLauncher(Launcher):
         """Start the runner with its output piped to the log's writer."""
         folder = job.folder.absolute()
         try:
-            log = self._python(job, LOG_WRITER, folder / job.log, stdin=subprocess.PIPE)
+            words = [sys.executable, "-I", "-S", str(LOG_WRITER), str(folder / job.log)]
+            log = self._begin(job, words, stdin=subprocess.PIPE)
             assert log.stdin is not None
             with log.stdin:
-                pid = self._python(job, RUNNER, JobPaths(folder).spec_json, stdout=log.stdin).pid
+                pid = self._begin(job, run_status.runner_words(job), stdout=log.stdin).pid
         except OSError as error:
             raise LaunchError(f"{job.name} cannot be started: {error}") from error
         start_time = process.start_time_of(pid)
         return Handle(run_id=job.run_id, session=job.name, pid=pid, start_time=start_time)
 
-    def _python(self, job: Job, script: Path, path: Path, **streams) -> subprocess.Popen:
+    def _begin(self, job: Job, words: Sequence[str], **streams) -> subprocess.Popen:
         child = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(script), str(path)],
+            words,
             env=dict(job.env),
             start_new_session=True,
             stderr=streams.get("stdout", subprocess.DEVNULL),

@@ -9,7 +9,6 @@ one look to the next, so clocks of hosts may differ.
 
 from __future__ import annotations
 
-import secrets
 import shlex
 import sys
 import time
@@ -59,12 +58,10 @@ class EngineLauncher(Launcher):
     def __init__(
         self, *, lost_after: float = LOST_SECONDS, grace_seconds: float = SAVE_SECONDS
     ) -> None:
-        super().__init__(grace_seconds=grace_seconds)
-        self.lost_after = lost_after
+        super().__init__(grace_seconds=grace_seconds, lost_after=lost_after)
         self._jobs: Mapping[str, EngineJob] = {}  # by launch
         self._silence = ""  # why it has listed none
         self._listed_at = float("-inf")
-        self._beats: dict[str, tuple[int, float]] = {}  # by run id: time of the beat, since when
         self._folders: dict[str, Path] = {}  # by run id
 
     @abstractmethod
@@ -88,8 +85,8 @@ class EngineLauncher(Launcher):
         if known is not None and self.poll(known, job.folder) is None:
             return known
         claims.remove_claim(job.folder)
-        launch = f"{job.run_id}.{secrets.token_hex(4)}"
-        lease = {"launch": launch, "lost_after": self.lost_after}
+        launch = claims.new_launch(job.run_id)
+        lease = {"launch": launch, "lost_after": self.lost_after, "engine": self.engine}
         run_status.prepare(job, grace_seconds=self.grace_seconds, **lease)
         claims.write_claim(job.folder, Claim(run_id=job.run_id, launch=launch, engine=self.engine))
         try:
@@ -116,6 +113,8 @@ class EngineLauncher(Launcher):
         claim = claims.claim_of(job.folder, job.run_id)
         if claim is None:
             return self._find_unclaimed(job)
+        if not claim.engine:
+            return super().find(job)
         if not claim.engine_id:
             known = self._look(anew=True).get(claim.launch)
             if known is None and not JobPaths(job.folder).beat.exists():
@@ -135,7 +134,7 @@ class EngineLauncher(Launcher):
         """Return the outcome, or None while the run may live or waits in the engine's queue."""
         self._folders[handle.run_id] = folder
         claim = claims.claim_of(folder, handle.run_id)
-        if claim is None:
+        if claim is None or not claim.engine:
             return super().poll(handle, folder)
         outcome = self._outcome(handle, claim, folder)
         if outcome is not None and not JobPaths(folder).exit_json.exists():
@@ -144,7 +143,7 @@ class EngineLauncher(Launcher):
             outcome = self._outcome(handle, claim, folder)
         if outcome is not None:
             self._folders.pop(handle.run_id, None)
-            self._beats.pop(handle.run_id, None)
+            self._beats.forget(handle.run_id)
             claims.remove_claim(folder)
             run_status.forget_secrets(JobPaths(folder))
             storage.remove_part_files(folder)
@@ -167,7 +166,9 @@ class EngineLauncher(Launcher):
         unstarted = not JobPaths(folder).beat.exists()
         try:
             job = self._look(anew=recorded is not None).get(claim.launch)
-            patience, unknown = _STILL_SECONDS, f"{self.engine} does not know it any more"
+            cut_off = job and job.cause is ExitCause.SERVER_KILLED and not unstarted
+            patience = _STILL_SECONDS + (self.lost_after / 2 if cut_off else 0.0)  # its lease
+            unknown = f"{self.engine} does not know it any more"
         except UnansweredError as error:
             if unstarted and not claim.stop:
                 return None  # it may be queued
@@ -176,7 +177,7 @@ class EngineLauncher(Launcher):
             # If it starts after all, it finds no claim.
             return Exited(cause=ExitCause.STOPPED, detail="stopped while it was queued")
         live = job is not None and job.live
-        if live or not (recorded or self._is_still(claim, folder, patience)):
+        if live or not (recorded or self._beats.are_still(claim, folder, patience)):
             return None
         if claim.stop:
             return recorded or Exited(cause=ExitCause.STOPPED, detail="stopped on request")
@@ -238,17 +239,6 @@ class EngineLauncher(Launcher):
         if self._silence:
             raise UnansweredError(self._silence)
         return self._jobs
-
-    def _is_still(self, claim: Claim, folder: Path, seconds: float) -> bool:
-        """Return whether a run's beat has stood still for so long while this process looked."""
-        beat, now = 0, time.monotonic()
-        with suppress(FileNotFoundError):
-            beat = JobPaths(folder).beat.stat().st_mtime_ns
-        known, since = self._beats.setdefault(claim.run_id, (beat, now))
-        if known != beat:
-            self._beats[claim.run_id] = (beat, now)
-            return False
-        return now - since > seconds
 
 
 def _is_written(record: Path) -> bool:

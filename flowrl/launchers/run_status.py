@@ -7,6 +7,7 @@ process.
 from __future__ import annotations
 
 import signal
+import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -44,6 +45,12 @@ class StartRecord:
     launch: str | None = None  # of a run that an engine has started
     host: str = ""
     namespace: str = ""  # in which these pids hold
+
+    @property
+    def is_here(self) -> bool:
+        """True if these pids are of this machine and hold here."""
+        boot = self.runner_start_time.rpartition(":")[0]
+        return boot == process.boot_id() and self.namespace in ("", process.namespace())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +111,13 @@ def prepare(job: Job, *, grace_seconds: float, **lease: Any) -> None:
         storage.write_json(paths.spec_json, spec, durable=False)
     except OSError as error:
         raise LaunchError(f"{paths.spec_json} cannot be written: {error}") from error
+
+
+def runner_words(job: Job) -> tuple[str, ...]:
+    """Return the command line of a job's runner, on this machine."""
+    claim = claims.claim_of(job.folder, job.run_id)
+    spec_json = str(JobPaths(job.folder).spec_json.absolute())
+    return (sys.executable, "-I", "-S", str(RUNNER), spec_json, *([claim.launch] if claim else []))
 
 
 def withdraw(job: Job) -> None:

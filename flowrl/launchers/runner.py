@@ -23,6 +23,7 @@ import signal
 import socket
 import sys
 import time
+from _thread import start_new_thread
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -74,7 +75,7 @@ def main(argv: list[str]) -> int:
     write_record(folder, "start.json", start)  # and again below: no job lives without one
     kills_before, server = oom_kills(), connect_to_server()
     try:
-        pid, release = spawn(spec, environment_of(folder, OF_NODE if lease else ()))
+        pid, release = spawn(spec, environment_of(folder, OF_NODE if spec.get("engine") else ()))
     except OSError as error:
         report(f"{spec['argv'][0]} cannot be started in {spec['cwd']}: {error}")
         return finish(spec, folder, code=EXIT_NOT_STARTED, detail=str(error))
@@ -116,17 +117,18 @@ class Lease:
     """The right of an engine's job to go on: the claim beside its folder names this launch.
 
     A runner that cannot renew it for half of the time after which others take the run for lost
-    has lost it, too: they may have started the run again where it cannot see them.
+    has lost it, too: they may have started the run again where it cannot see them. A thread renews
+    it, since a disk whose network is cut may let us wait.
     """
 
     def __init__(self, folder: str, launch: str, lost_after: float) -> None:
         self._claim, self._beat, self._launch = f"{folder}.engine.json", f"{folder}.beat", launch
-        self._seconds, self._renewed_at, self._looked_at = lost_after / 2, time.monotonic(), 0.0
-        self._stopping = False
+        self._seconds, self._renewed_at = lost_after / 2, time.monotonic()
+        self._stopping = self._renewing = self._late = self._lost = False
 
     def renewed(self) -> bool:
         """Renew the lease by a beat; False if it is lost."""
-        now = self._looked_at = time.monotonic()
+        now = time.monotonic()
         try:
             with open(self._claim, encoding="utf-8") as file:
                 claim = json.load(file)
@@ -145,14 +147,23 @@ class Lease:
         if claim["stop"] and not self._stopping:
             self._stopping = True
             os.kill(os.getpid(), signal.SIGTERM)
-        return True
+        return not self._lost
 
     def keep(self, pid: int) -> None:
-        """Renew the lease if it is time, and kill the job's processes if that fails."""
-        if time.monotonic() - self._looked_at > BEAT_SECONDS and not self.renewed():
+        """Kill the job's processes once the lease is lost; twice in a row it may not be late."""
+        if not self._renewing:
+            self._renewing = bool(start_new_thread(self._renew, ()))
+        was_late, self._late = self._late, time.monotonic() - self._renewed_at > self._seconds
+        self._lost = self._lost or (was_late and self._late)
+        if self._lost:
             for one in tree_of(pid):
                 with suppress(ProcessLookupError):
                     os.kill(one, signal.SIGKILL)
+
+    def _renew(self) -> None:
+        while not self._lost:
+            time.sleep(BEAT_SECONDS)
+            self._lost = not self.renewed()
 
 
 def namespace() -> str:

@@ -27,12 +27,11 @@ from libtmux.common import has_minimum_version
 from libtmux.exc import LibTmuxException
 
 from flowrl.errors import ConfigError, LaunchError
-from flowrl.launchers import process
+from flowrl.launchers import process, run_status
 from flowrl.launchers.base import Handle, Job, Outcome
 from flowrl.launchers.launcher import GRACE_SECONDS, Launcher
-from flowrl.launchers.run_status import LOG_WRITER, RUNNER
+from flowrl.launchers.run_status import LOG_WRITER
 from flowrl.launchers.sandbox import may_pass
-from flowrl.paths import JobPaths
 from flowrl.redaction import secrets_of
 
 RUN_OPTION = "@flowrl_run"
@@ -245,7 +244,7 @@ class TmuxLauncher(Launcher):
         """Start a job in a new session; None when its name has been taken meanwhile."""
         reply = self.server.run(
             *("new-session", "-d", "-P", "-F", _PANE_FORMAT, "-s", name, "-n", name),
-            *("-x", _COLUMNS, "-y", _LINES, "--", *_runner(job)),
+            *("-x", _COLUMNS, "-y", _LINES, "--", *run_status.runner_words(job)),
             *_options(job, f"={name}:"),
         )
         if reply.returncode == 0:
@@ -262,7 +261,7 @@ class TmuxLauncher(Launcher):
         None when tmux has closed it meanwhile.
         """
         reply = self.server.run(
-            *("respawn-pane", "-k", "-t", pane.pane, "--", *_runner(job)),
+            *("respawn-pane", "-k", "-t", pane.pane, "--", *run_status.runner_words(job)),
             *_options(job, pane.pane),
             *(";", "display-message", "-p", "-t", pane.pane, _PANE_FORMAT),
         )
@@ -283,12 +282,6 @@ def _environment() -> dict[str, str]:
         for name, value in os.environ.items()
         if name == "TMUX_TMPDIR" or (may_pass(name) and not secrets_of({name: value}))
     }
-
-
-def _runner(job: Job) -> tuple[str, ...]:
-    """Several words, so no shell; neither environment nor argv of the job is among them."""
-    spec_json = JobPaths(job.folder).spec_json.absolute()
-    return (sys.executable, "-I", "-S", str(RUNNER), str(spec_json))
 
 
 def _options(job: Job, target: str) -> list[str]:

@@ -137,6 +137,7 @@ class SkillScheduler:
         state = self.state
         if state is self._saved:
             return True
+        self.check_lock()
         try:
             self.state_file.save(state)
         except OSError as error:
@@ -149,6 +150,10 @@ class SkillScheduler:
                 return False  # else the probe has written the state
         self._saved = state
         return True
+
+    def check_lock(self) -> None:
+        """Raise BusyError if another scheduler may have the folder by now."""
+        self._lock.check()
 
     def close(self) -> None:
         """Unlock the folder; runs go on and are adopted by the next daemon."""
@@ -239,7 +244,7 @@ class SkillScheduler:
         now = self._last_tick = now or self._clock()
         before, executor = self.state.responses, self._started_executor()
         executor.stop_is_owed = False
-        self._lock.check()
+        self.check_lock()
         self._on_tick()
         self.save()  # in case the disk was full before
         self.disk.check()
@@ -359,7 +364,7 @@ class SkillScheduler:
 
     def _carry_out(self, command: Command) -> Collection[Event]:
         """Carry out a command; returns what came of it."""
-        self._lock.check()
+        self.check_lock()
         if isinstance(command, StatusChange):
             log_change(self.graph_paths.events, command, self._clock())
             self._report_ends([command.entry])

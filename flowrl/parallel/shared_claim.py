@@ -70,35 +70,49 @@ class SharedClaim:
         BusyError: its holder lives. It takes some seconds to hear a beat of another host.
         """
         self._leaving.clear()
-        own = self._path.with_name(f".{self._path.name}.{secrets.token_hex(4)}.mine")
-        records.write(own, Holder.this())
-        try:
-            while self._own is None:
-                try:
-                    os.link(own, self._path)
-                    self._own, self._renewed_at = self._path.lstat(), time.monotonic()
-                except FileExistsError:
-                    self._take_from_the_dead()
-        finally:
-            storage.remove_file(own)
+        while self._own is None:
+            self._take()
+        for left in self._path.parent.glob(f".{self._path.name}.*"):
+            storage.remove_file(left)  # of one that was killed, or is about to be told of us
         Thread(target=self._beat, daemon=True, name="claim").start()
+
+    def _take(self) -> None:
+        """Try to make the claim; BusyError if its holder lives."""
+        part = self._beside("part")
+        try:
+            records.write(part, Holder.this())
+            os.link(part, self._path)
+            self._own, self._renewed_at = self._path.lstat(), time.monotonic()
+        except FileNotFoundError:  # another has just taken the claim, and cleared up ours
+            if not self._path.parent.is_dir():
+                raise
+        except FileExistsError:
+            self._take_from_the_dead()
+        finally:
+            storage.remove_file(part)
+
+    def _beside(self, what: str) -> Path:
+        """Return a name beside the claim that no other process has: pids are not enough."""
+        return self._path.with_name(f".{self._path.name}.{secrets.token_hex(4)}.{what}")
 
     def check(self) -> None:
         """Raise BusyError if the claim is lost: another scheduler may have it."""
         if self._own is None:
             return
+        own = self._is_own()  # on a disk that hangs it takes its time
         silent = time.monotonic() - self._renewed_at
-        if not self._is_own() or silent > self._lost_after / 2:
+        if not own or silent > self._lost_after / 2:
             raise BusyError(
                 f"{self._path} was taken by another scheduler, or this one could not renew it for "
                 f"{silent:.0f} s; runs go on, start again to adopt them"
             )
 
     def release(self) -> None:
-        """Give the claim back."""
+        """Give the claim back; on a disk that is away it stays, until others find it silent."""
         self._leaving.set()
-        if self._is_own():
-            storage.remove_file(self._path)
+        with suppress(OSError):
+            if self._is_own():
+                storage.remove_file(self._path)
         self._own = None
 
     def _is_own(self) -> bool:
@@ -109,11 +123,12 @@ class SharedClaim:
     def _beat(self) -> None:
         while not self._leaving.wait(BEAT_SECONDS):
             with suppress(OSError):  # the disk is away: `check` says so in time
-                if time.monotonic() - self._renewed_at > self._lost_after:
+                now = time.monotonic()
+                if now - self._renewed_at > self._lost_after:
                     return  # others may have taken it, and a file's number is given again
                 if self._is_own():
                     os.utime(self._path)
-                    self._renewed_at = time.monotonic()
+                    self._renewed_at = now
 
     def _take_from_the_dead(self) -> None:
         """Remove the claim of a dead holder, or raise BusyError once a beat of it is heard."""
@@ -143,7 +158,7 @@ class SharedClaim:
 
     def _remove(self, dead: os.stat_result) -> None:
         """Move a dead claim away; a new one that came meanwhile is put back."""
-        moved = self._path.with_name(f".{self._path.name}.{secrets.token_hex(4)}.dead")
+        moved = self._beside("dead")
         with suppress(FileNotFoundError):
             os.rename(self._path, moved)  # noqa: PTH104 — storage would flush it
             if not os.path.samestat(dead, moved.lstat()):

@@ -103,18 +103,20 @@ def open_scheduler(
     """
     for run_paths in live_runs(graph_paths):
         claim = claim_of(run_paths.folder)
-        if claim is not None and claim.engine != launch.launcher:
+        if claim and claim.engine and claim.engine != launch.launcher:
             raise ConfigError(
                 f"{run_paths.folder} is a job of {claim.engine}: start with --launcher "
                 f"{claim.engine} until it has ended, or remove {run_paths.engine_json} once no "
                 "process of it lives"
             )
+    launcher, shared = open_launcher(launch), launch.shared_folder or launch.launcher in ENGINES
+    launcher.shared_folder = shared
     return SkillScheduler(
         graph_paths,
-        launcher=open_launcher(launch),
+        launcher=launcher,
         devices=devices,
         pass_env=launch.pass_env,
-        shared_folder=launch.shared_folder or launch.launcher in ENGINES,
+        shared_folder=shared,
         **configs.flags(schedule),
     )
 

@@ -108,6 +108,7 @@ def train_graph(config: BottomUpConfig, *, screen: Screen) -> int:
             confinement=opened.confinement,
             skills=opened.skills,
         )
+        backend.merge_while(scheduler.check_lock)
         flow = Flow(
             opened.graph,
             known=scheduler.state.entries,

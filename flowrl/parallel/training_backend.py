@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -92,6 +92,10 @@ class TrainingBackend:
         self._compared: set[str] = set()  # runs whose settings were compared with this start's
         self._rule = merge_rule(config.graph)
 
+    def merge_while(self, still_ours: Callable[[], object]) -> None:
+        """Ask `still_ours` before each merge counts: it raises an error once others may merge."""
+        self._store = ExpertStore(self._graph_paths, still_ours)
+
     def share_cpus(self, side_by_side: int) -> None:
         """Launch runs from now on as if so many share the CPUs."""
         self._side_by_side = side_by_side
@@ -144,7 +148,7 @@ class TrainingBackend:
     def merge(self, request: RunRequest) -> Mapping[str, Any]:
         """Merge the run's experts into the global checkpoint, exactly once."""
         return merge_run(
-            self._graph_paths,
+            self._store,
             self._graph_paths.run(request.expert, request.skill),
             request.skill,
             accounting=self._config.ppo.frame_accounting,

@@ -99,13 +99,14 @@ def process_completed_training(
     graph_paths = GraphPaths(Path(base_dir))
     run_paths = RunPaths(Path(run_folder), global_expert_idx)
     rule = merge_policy or frame_count
-    summary = merge_run(graph_paths, run_paths, skill_name, accounting=frame_accounting, rule=rule)
+    store = ExpertStore(graph_paths)
+    summary = merge_run(store, run_paths, skill_name, accounting=frame_accounting, rule=rule)
     archive_run(graph_paths, run_paths)
     return summary
 
 
 def merge_run(
-    graph_paths: GraphPaths,
+    store: ExpertStore,
     run_paths: RunPaths,
     skill: str,
     *,
@@ -114,7 +115,7 @@ def merge_run(
     confinement: Confinement | None = None,
 ) -> dict[str, Any]:
     """Do the first half of `process_completed_training`: merge the experts, keep the folder."""
-    store = ExpertStore(graph_paths)
+    graph_paths = store.graph_paths
     if not run_paths.folder.is_dir():
         return _archived_summary(
             graph_paths.archive(run_paths.expert, skill), store.manifest(), run_paths

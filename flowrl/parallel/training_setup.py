@@ -357,7 +357,7 @@ def _refuse_live_process(run_paths: RunPaths) -> None:
     """Raise BusyError if a process of the run in this folder still lives."""
     if is_claimed(run_paths.folder):
         raise BusyError(
-            f"{run_paths.engine_json}: an engine may have a process of this run; if it has none, "
+            f"{run_paths.engine_json}: a host may have a process of this run; if none has, "
             "remove that file"
         )
     if lock_held(run_paths.folder):

@@ -259,7 +259,7 @@ def _merge(
     while True:
         try:
             merge_run(
-                graph_paths,
+                ExpertStore(graph_paths),
                 run_paths,
                 skill,
                 accounting=accounting,

@@ -164,6 +164,17 @@ def test_an_offer_that_is_not_what_its_candidate_says_changes_nothing(store, gra
     assert graph_paths.manifest.read_bytes() == before
 
 
+def test_a_merge_that_others_have_overtaken_does_not_count(store, graph_paths):
+    merge(store, "e1.a1.aa", expert=1, acted=10)
+
+    def taken() -> None:
+        raise BusyError("another host's scheduler has the graph")
+
+    with pytest.raises(BusyError, match="another host"):
+        merge(ExpertStore(graph_paths, taken), "e2.a1.aa", expert=2, acted=10)
+    assert store.manifest().merged == ("e1.a1.aa",)
+
+
 def test_an_index_belongs_to_one_skill(store, graph_paths):
     merge(store, "r0", expert=0, acted=10)
     stranger = candidate_in(make_expert(graph_paths.root / "o", "x"), 0, 50)

@@ -122,10 +122,21 @@ def local() -> Iterator[LocalLauncher]:
     launcher._reap()
 
 
-@pytest.fixture(params=["local", pytest.param("tmux", marks=pytest.mark.tmux)])
+TMUX = pytest.mark.tmux
+
+
+@pytest.fixture(
+    params=[
+        *("local", pytest.param("tmux", marks=TMUX)),
+        *("shared local", pytest.param("shared tmux", marks=TMUX)),
+    ]
+)
 def launcher(request) -> Launcher:
-    """Either launcher: what is tested with it is their common contract."""
-    return request.getfixturevalue(request.param)
+    """Either launcher, also in a shared folder: what is tested with it is their common contract."""
+    _, shared, name = request.param.rpartition("shared ")
+    launcher = request.getfixturevalue(name)
+    launcher.shared_folder = bool(shared)
+    return launcher
 
 
 @pytest.fixture(autouse=True)

@@ -46,6 +46,7 @@ def test_other_ends_are_told_apart(launcher, make_job, source, why, code, number
 
 
 def test_a_program_that_cannot_be_started_says_so(launcher, make_job):
+    launcher.shared_folder = False  # there the program is started by what ties it to its runner
     job = replace(make_job(""), argv=("/no",))
     outcome = end_of(launcher, launcher.launch(job), job)
     assert isinstance(outcome, Exited)

@@ -105,7 +105,7 @@ def test_a_killed_runner_is_found_out_by_its_beat(launcher: RayLauncher, make_jo
 @needs_ray
 def test_a_lost_node_is_not_the_runs_fault(launcher: RayLauncher, machines, make_job):
     node = machines.start_node('--resources={"away": 1}')
-    away = RayLauncher(machines.address, ["away=1"])
+    away = RayLauncher(machines.address, ["away=1"], lost_after=30)
     job = make_job(SLEEP)
     handle = away.launch(job)
     start = start_of(job)

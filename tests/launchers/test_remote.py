@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
 
-from flowrl.errors import BusyError
-from flowrl.launchers import claims, remote, run_status, runner, slurm
+from flowrl.errors import EXIT_BUSY, BusyError
+from flowrl.launchers import claims, process, remote, run_status, runner, slurm
 from flowrl.launchers.base import ExitCause, Exited, Finished, Job, Lost
+from flowrl.launchers.claims import Claim
 from flowrl.launchers.local import LocalLauncher
 from flowrl.launchers.remote import EngineJob, EngineLauncher, UnansweredError
 from flowrl.paths import JobPaths
 from tests.launchers.conftest import SAVING, SLEEP, end_of, start_of
+from tests.waiting import until
 
 QUEUED, LIVE = EngineJob(id="1", queued="it is full", live=True), EngineJob(id="1", live=True)
 
@@ -252,6 +256,18 @@ def test_each_end_in_slurm_without_a_record_has_its_cause(make_job, state, host,
     assert f"(job 7, {state})" in outcome.detail
 
 
+def test_a_run_of_a_host_that_is_called_lost_is_not_started_again_while_its_lease_may_last(
+    make_job,
+):
+    """The host may only be cut off from its engine and from the disk, and train on."""
+    engine, job = Engine(lost_after=1.0), make_job(SLEEP)
+    handle = engine.launch(job)
+    JobPaths(job.folder).beat.touch()
+    engine.job, began = slurm._engine_job("7", "NODE_FAIL", "n1", "None"), time.monotonic()
+    assert isinstance(end_of(engine, handle, job), Exited)
+    assert time.monotonic() - began > 0.5
+
+
 @pytest.mark.parametrize("state", ["PENDING", "REQUEUED", "RUNNING", "SUSPENDED", "COMPLETING"])
 def test_a_job_that_slurm_keeps_is_not_dead(make_job, state):
     engine, job = Engine(lost_after=0.0), make_job(SLEEP)
@@ -288,3 +304,24 @@ def test_only_a_job_that_no_host_was_given_is_cancelled_by_hand_without_a_record
     handle = engine.launch(job)
     engine.job = EngineJob(id="1", host=host, cause=ExitCause.SESSION_KILLED, detail="cancelled")
     assert isinstance(end_of(engine, handle, job), ended)
+
+
+def test_a_runner_whose_disk_hangs_ends_its_job_before_others_may_start_it_again(make_job):
+    """A claim that is a pipe lets its readers wait, as a hard mount of NFS does."""
+    job = make_job(SLEEP)
+    run_status.prepare(job, grace_seconds=1.0, launch="e0.a1.x.l", lost_after=4.0)
+    claims.write_claim(job.folder, Claim(run_id=job.run_id, launch="e0.a1.x.l", engine="fake"))
+    words = [sys.executable, "-I", "-S", str(run_status.RUNNER)]
+    started = subprocess.Popen([*words, str(JobPaths(job.folder).spec_json), "e0.a1.x.l"])
+    start, claim = start_of(job), JobPaths(job.folder).engine_json
+    written = claim.read_text()
+    claim.unlink()
+    os.mkfifo(claim)
+    until(lambda: not process.alive(start.job_pid or 0, start.job_start_time))
+    assert started.poll() is None  # it waits for the disk
+    hung = os.open(claim, os.O_WRONLY)
+    claim.unlink()
+    claim.write_text(written)
+    os.close(hung)
+    assert started.wait() == EXIT_BUSY
+    assert not JobPaths(job.folder).exit_json.exists()

@@ -9,6 +9,7 @@ import pytest
 from flowrl.errors import BusyError
 from flowrl.experts import manifest as manifests
 from flowrl.experts.merge import frame_count
+from flowrl.experts.store import ExpertStore
 from flowrl.parallel import training_processor
 from flowrl.parallel.training_processor import archive_run, merge_run, recover_graph
 from flowrl.paths import GraphPaths
@@ -70,7 +71,7 @@ def test_a_copy_of_a_merged_runs_folder_stays_what_it_is(tmp_path):
     graph_paths = GraphPaths(tmp_path)
     run_paths = prepare(graph_paths, WOOD, 0, {}).run_paths
     finish(run_paths, {0: 50})
-    merge_run(graph_paths, run_paths, WOOD, accounting="acted", rule=frame_count)
+    merge_run(ExpertStore(graph_paths), run_paths, WOOD, accounting="acted", rule=frame_count)
     copy = run_paths.folder.with_name(f"{run_paths.folder.name}_backup")
     shutil.copytree(run_paths.folder, copy)
     (copy / "result.json").unlink()
@@ -112,7 +113,7 @@ def test_everything_small_that_a_run_left_is_archived(tmp_path):
     (run_paths.folder / "link").symlink_to("/etc/passwd")
     for name in ("expert_0_policy", "expert_999_policy"):
         (run_paths.folder / name).write_text("the name of a folder")
-    merge_run(graph_paths, run_paths, WOOD, accounting="acted", rule=frame_count)
+    merge_run(ExpertStore(graph_paths), run_paths, WOOD, accounting="acted", rule=frame_count)
     archive_run(graph_paths, run_paths)
     archive = graph_paths.skill_folder(0, WOOD)
     assert (archive / "video.mp4").read_bytes() == b"film"

@@ -171,6 +171,15 @@ def test_a_second_daemon_is_told_who_has_the_folder(start, tmp_path, monkeypatch
     second.close()
 
 
+def test_a_state_is_not_saved_over_that_of_another_hosts_scheduler(start):
+    scheduler = start("A", shared_folder=True)
+    before = scheduler.graph_paths.scheduler_state.read_bytes()
+    scheduler.graph_paths.daemon_lock.with_suffix(".claim").unlink()
+    with pytest.raises(BusyError, match="taken by another scheduler"):
+        scheduler.add_skill("B")
+    assert scheduler.graph_paths.scheduler_state.read_bytes() == before
+
+
 def test_a_deleted_lock_file_stops_the_daemon(start):
     scheduler = start("A")
     scheduler.graph_paths.daemon_lock.unlink()

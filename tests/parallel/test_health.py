@@ -142,6 +142,8 @@ def test_an_end_on_a_full_disk_charges_nothing(on_disk, small_disk, world):
         (errno.EDQUOT, "disk"),
         (errno.EIO, "io"),
         (errno.EROFS, "io"),
+        (errno.ETIMEDOUT, "io"),
+        (errno.ENOTCONN, "io"),
         (errno.EACCES, "io"),
     ],
 )

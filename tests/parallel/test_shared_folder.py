@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
-from flowrl.errors import EXIT_BUSY, BusyError, ConfigError, FileRefusedError
+from flowrl.errors import EXIT_BUSY, EXIT_USAGE, BusyError, ConfigError, FileRefusedError
 from flowrl.parallel import health, shared_claim
 from flowrl.parallel.health import DaemonLock, daemon_of
 from flowrl.parallel.shared_claim import Holder, SharedClaim
 from flowrl.storage import records
+from tests.games.test_a_game_of_ones_own import installed
+from tests.parallel.test_slurm_training import experts, train
 from tests.waiting import until
 
 HOST = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "--uts", "--ipc")
@@ -128,6 +132,26 @@ def test_the_claim_of_a_process_here_that_is_gone_is_taken_at_once(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@needs_hosts
+def test_two_hosts_whose_processes_have_the_same_pid_do_not_touch_each_others_files(tmp_path):
+    path = tmp_path / "daemon.claim"
+    hosts = [holder_on(f"node{number}", path) for number in range(4)]
+    lines = [said(one) for one in hosts]
+    assert sum(line == "held\n" for line in lines) == 1, lines
+    assert sum("is in use by process" in line for line in lines) == 3, lines
+    assert list(tmp_path.iterdir()) == [path]
+    for one in hosts:
+        kill(one)
+
+
+def test_what_a_killed_scheduler_left_beside_a_claim_is_removed(tmp_path):
+    (tmp_path / ".daemon.claim.00aa.part").touch()
+    claim = SharedClaim(tmp_path / "daemon.claim")
+    claim.acquire()
+    assert list(tmp_path.iterdir()) == [tmp_path / "daemon.claim"]
+    claim.release()
+
+
 def test_one_that_cannot_renew_its_claim_gives_up_before_others_may_take_it(tmp_path, monkeypatch):
     monkeypatch.setattr(shared_claim, "BEAT_SECONDS", 60.0)
     claim = SharedClaim(tmp_path / "daemon.claim", lost_after=0.4)
@@ -137,6 +161,31 @@ def test_one_that_cannot_renew_its_claim_gives_up_before_others_may_take_it(tmp_
     with pytest.raises(BusyError, match="could not renew it"):
         claim.check()
     claim.release()
+
+
+def test_a_claim_on_a_disk_that_hung_too_long_is_lost(tmp_path, monkeypatch):
+    """Nobody could renew it meanwhile, so others may take it at once."""
+    monkeypatch.setattr(shared_claim, "BEAT_SECONDS", 60.0)
+    claim, is_own = SharedClaim(tmp_path / "daemon.claim", lost_after=0.4), SharedClaim._is_own
+    claim.acquire()
+    monkeypatch.setattr(SharedClaim, "_is_own", lambda self: time.sleep(0.3) or is_own(self))
+    with pytest.raises(BusyError, match="could not renew it"):
+        claim.check()
+    claim.release()
+
+
+def test_a_claim_on_a_disk_that_is_away_is_left_to_itself(tmp_path, monkeypatch):
+    claim = SharedClaim(tmp_path / "daemon.claim")
+    claim.acquire()
+
+    def away(self: SharedClaim) -> bool:
+        raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
+
+    monkeypatch.setattr(SharedClaim, "_is_own", away)
+    with pytest.raises(OSError, match="not connected"):
+        claim.check()
+    claim.release()
+    assert (tmp_path / "daemon.claim").exists()
 
 
 def test_a_claim_that_is_removed_ends_its_scheduler(tmp_path):
@@ -239,6 +288,27 @@ def test_a_holder_that_was_away_too_long_renews_nothing(tmp_path, monkeypatch):
     with pytest.raises(BusyError, match="could not renew it"):
         claim.check()
     claim.release()
+
+
+@pytest.mark.skipif("FLOWRL_NFS" not in os.environ, reason="FLOWRL_NFS names no folder on an NFS")
+def test_tiny_skills_are_trained_on_a_real_nfs(tmp_path):
+    env = {**os.environ, "PYTHONPATH": installed(tmp_path)}
+    folder = Path(tempfile.mkdtemp(dir=env.pop("FLOWRL_NFS")))
+    assert health._network_of(folder).startswith("nfs"), f"{folder} is on no NFS"
+    graph = str(folder / "graph")
+    unsaid = train(tmp_path, graph, "--launcher=local", env=env)
+    assert "--shared_folder" in unsaid.communicate()[1]
+    assert unsaid.returncode == EXIT_USAGE
+    first = train(tmp_path, graph, "--launcher=local", "--shared_folder", env=env)
+    until((folder / "graph/daemon.claim").exists)
+    first.kill()
+    first.communicate()
+    second = train(tmp_path, graph, "--launcher=local", "--shared_folder", env=env)
+    _, said = second.communicate()
+    assert second.returncode == 0, said
+    assert len(experts(folder / "graph")) == 2
+    assert not (folder / "graph/daemon.claim").exists()
+    shutil.rmtree(folder)
 
 
 def _child_of(pid: int) -> int | None:

@@ -55,7 +55,7 @@ def test_a_damaged_run_of_an_engine_does_not_keep_its_skill_from_being_trained(
     backend = TrainingBackend(graph_paths, command_line.parse(BottomUpConfig, []), GRAPH)
     job = backend.prepare(RunRequest(skill=WOOD, expert=0, attempt=1))
     claims.write_claim(job.folder, claims.Claim(run_id=job.run_id, launch="x", engine="slurm"))
-    with pytest.raises(BusyError, match=r"engine\.json: an engine may have .* remove that file"):
+    with pytest.raises(BusyError, match=r"engine\.json: a host may have .* remove that file"):
         backend.prepare(RunRequest(skill=WOOD, expert=0, attempt=2))
     (job.folder / "run.json").write_text("{")
     with pytest.raises(FileRefusedError):
