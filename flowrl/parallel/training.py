@@ -133,8 +133,7 @@ def train_graph(config: BottomUpConfig, *, screen: Screen) -> int:
         scheduler.when_there_is_room(feeder.begin)
         scheduler.run()
         scheduler.when_there_is_room(feeder.add_blocked_skills)
-        code = feeder.exit_code()
-        stopped = scheduler.stopped_on_request
+        code, stopped = feeder.exit_code(), scheduler.stopped_on_request
         notifier.tell("stopped" if stopped else "ended", exit_code=code)
         if not stopped:
             filmer.finish()

@@ -105,7 +105,7 @@ def test_status_shows_nothing_that_progress_points_to(tmp_path, flowrl, how):
     tell_progress(graph_paths.run(0, "A"))
     plant(how, graph_paths.run(0, "A").progress)
     row = json.loads(flowrl("status", tmp_path, "--json", code=69).out)["skills"][0]
-    assert (row["frames"], row["phase"]) == (None, None)
+    assert (row["frames"], row["phase"]) == (None, "")
 
 
 @pytest.mark.parametrize("how", PLANTS)

@@ -167,7 +167,7 @@ def test_no_escape_succeeds_as_nobody():
             check=False,
         )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "5 passed, 1 skipped" in done.stdout
+    assert "9 passed, 1 skipped" in done.stdout
 
 
 def test_every_escape_succeeds_where_nobody_is_confined(launcher, make_job, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -95,7 +96,7 @@ def test_an_expert_of_a_row_of_numbers_has_no_trunk():
 
 
 FIELDS = {"name": "G", "num_actions": 3, "capacity": 1, "features": {}, "enums": {}}
-FIELDS |= {"library_folder": None, "sources": (), "make": None}
+FIELDS |= {"library_folder": Path(), "sources": (), "make": None}
 
 
 @pytest.mark.parametrize(

@@ -19,14 +19,10 @@ GRAPHS = {
     for name in (CLASSIC, FULL)
 }
 SKILLS = [(env_name, name) for env_name, graph in GRAPHS.items() for name in graph.skills]
+NIGHTS = {"Spend Night", "Spend Second Night"}
+LIVING = {"Settle", "Graze", "Dig In", *NIGHTS}  # no achievements, but they lead to one
 # By what they require; the game would do without.
-HELPED = {"Defeat Skeleton", "Settle", "Graze", "Dig In", "Spend Night", "Eat Plant"}
-LIVING = {
-    "Settle",
-    "Graze",
-    "Dig In",
-    "Spend Night",
-}  # no achievement of the game, but what leads to one
+HELPED = {"Defeat Skeleton", "Eat Plant", *LIVING}
 NEEDS = [
     (env_name, name, item)
     for env_name, name in SKILLS
@@ -56,7 +52,7 @@ DEEDS = {
     "Settle": ("PLACE_PLANT", "GRASS"),
     "Graze": ("DO", "GRASS"),
     "Dig In": ("PLACE_STONE", "GRASS"),
-    "Spend Night": ("NOOP", "GRASS"),
+    **dict.fromkeys(NIGHTS, ("NOOP", "GRASS")),
     "Eat Plant": ("DO", "SAND"),
     "Eat Cow": ("DO", "GRASS"),
     "Wake Up": ("NOOP", "GRASS"),
@@ -84,10 +80,10 @@ def at_home(game: Game, skill: Skill, world):
         for place in ((24, 23), (24, 25), (25, 24)):
             world = game.with_block(world, "STONE", place)
         return world
-    if skill.name in ("Graze", "Spend Night"):
-        world = game.with_block(world, "PLANT", (25, 25)).replace(player_food=jnp.int32(4))
-    if skill.name == "Spend Night":  # the next timestep is light
-        world = world.replace(timestep=jnp.int32(300), light_level=jnp.float32(0.0))
+    if skill.name == "Graze":
+        return game.with_block(world, "PLANT", (25, 25)).replace(player_food=jnp.int32(4))
+    if skill.name in NIGHTS:
+        return world.replace(timestep=jnp.int32(269))
     return world
 
 
@@ -101,7 +97,7 @@ def world_for(game: Game, skill: Skill, *, without: str | None = None):
             world = game.with_block(world, block, BEHIND[block])
     world = at_home(game, skill, world)
     needs |= DUG.get(skill.name, {})
-    facts = ("home", "fed", "sheltered", "night_spent")
+    facts = ("home", "fed", "sheltered", "night_spent", "second_night_spent")
     needs = {item: need for item, need in needs.items() if item not in facts}
     if skill.name in MOBS:
         world = game.with_mob(world, MOBS[skill.name])

@@ -83,7 +83,8 @@ HONEST = {
 
 def test_another_games_items_change_nothing_for_the_skills_of_a_game():
     words = frozenset({"where", "lax", "select", "clip", "size", "value", "astype", "float32"})
-    other = replace(CLASSIC, name="Other-v1", items=words, enums={}, features={"cell": "int"})
+    facts = {"items": words, "enums": {}, "features": {"cell": "int"}, "intrinsics": ()}
+    other = replace(CLASSIC, name="Other-v1", **facts)
     for body in HONEST.values():
         check_skill_source(skill_text(reward=reward(body)), "skill.py", games=(CLASSIC, other))
     text = skill_text(reward=reward("return inventory.lax", "inventory"))

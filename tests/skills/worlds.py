@@ -97,8 +97,11 @@ class Game:
         """What a function of a skill says about one step."""
         function = self.functions(skill)[name]
         step = WorldStep(before, after, jnp.float32(0))
-        wanted = [item for item in features_of(function) if item != "n"]
+        of_walk = {"n", "episode_timestep"}
+        wanted = [item for item in features_of(function) if item not in of_walk]
         given = self.engine.features(wanted, step)
+        if "episode_timestep" in features_of(function):
+            given["episode_timestep"] = after.timestep
         return function(**given, **({"n": n} if asks_for_n(function) else {}))
 
     def functions(self, skill: Skill) -> dict[str, Callable[..., Any]]:

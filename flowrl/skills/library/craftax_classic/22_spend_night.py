@@ -1,4 +1,4 @@
-"""Sleep in the shelter until it is light again and the player is hungry."""
+"""Sleep in the shelter until it grows light."""
 
 name = "Spend Night"
 requirements = {"sheltered": "1", "fed": "1"}
@@ -23,18 +23,18 @@ def _room(local_map):
     return jnp.sum(_spread(_spread(_spread(cells, free), free), free))
 
 
-def _is_morning(light_level, player_intrinsics):
-    """Whether it is light and the player hungry: who began the night fed is so after it."""
-    return jnp.logical_and(light_level > 0.5, player_intrinsics[1] <= 4)
+def _is_morning(episode_timestep):
+    """Whether it grows light: days have 300 timesteps, and the 210th is the darkest."""
+    return episode_timestep % 300 >= 270
 
 
-def task_is_done(light_level, player_intrinsics):
-    return _is_morning(light_level, player_intrinsics)
+def task_is_done(episode_timestep):
+    return _is_morning(episode_timestep)
 
 
-def task_reward(light_level, player_intrinsics, player_intrinsics_diff, local_map):
+def task_reward(episode_timestep, player_intrinsics_diff, local_map):
     drank = jnp.maximum(player_intrinsics_diff[2], 0)
     slept = jnp.maximum(player_intrinsics_diff[3], 0)
     needs = 0.1 * (player_intrinsics_diff[0] + drank + slept)
     hidden = 0.02 * (_room(local_map) <= 3)
-    return needs + jnp.where(_is_morning(light_level, player_intrinsics), 2.0, hidden)
+    return needs + jnp.where(_is_morning(episode_timestep), 2.0, hidden)

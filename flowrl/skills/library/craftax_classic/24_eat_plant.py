@@ -1,10 +1,10 @@
-"""Wait in the shelter until the plant is ripe, 600 timesteps after it was placed, and eat it."""
+"""Wait near the plant until it is ripe, 600 timesteps after it was placed, and eat it."""
 
 name = "Eat Plant"
-requirements = {"sheltered": "1", "night_spent": "1", "fed": "1"}
+requirements = {"home": "1", "second_night_spent": "1", "fed": "1"}
 consumption = {}
 gain = {"ate_plant": "1"}
-like = "Spend Night"
+like = "Graze"
 max_steps = 900  # to ripen, and to find the way back
 training = {"total_timesteps": 3_000_000}
 
