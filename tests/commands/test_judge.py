@@ -119,7 +119,7 @@ def test_an_endpoint_judges_the_skills_texts_and_mutants_measure_it(graph_paths,
     assert found["calibration"]["changes"] == dict.fromkeys(
         ("again", "reordered", "lengthened", "instructed"), 0
     )
-    assert len(endpoint.asked) == 88 + 60 + 20
+    assert len(endpoint.asked) == texts + 60 + 20
     assert KEY not in str(all_files(graph_paths.root))
 
 

@@ -5,6 +5,7 @@ requirements = {"sheltered": "1", "fed": "1"}
 consumption = {"fed": "1"}
 gain = {"night_spent": "1"}
 max_steps = 400
+training = {"total_timesteps": 3_000_000}
 
 
 def _spread(cells, free):
