@@ -17,11 +17,12 @@ from flowrl.skills.validation.dry_run import SkillCode, try_codes
 from tests.skills import honest
 from tests.skills.making import IS_DONE, REWARD, skill_text
 
-LIBRARY = [
+CODES_OF_LIBRARY = [
     SkillCode.of(skill, game.name)
     for game in (CLASSIC, FULL)
     for skill in load_library(game.name).values()
 ]
+LIBRARY = {code.digest: code for code in CODES_OF_LIBRARY}.values()  # skills may share functions
 
 
 def code_of(*, is_done: str = IS_DONE, reward: str = REWARD) -> SkillCode:
