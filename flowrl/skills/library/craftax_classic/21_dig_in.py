@@ -16,7 +16,7 @@ def _spread(cells, free):
 
 
 def _room(local_map):
-    """How many open cells are within three steps, that of the player among them."""
+    """The number of open cells within three steps, that of the player among them."""
     grass = local_map == BlockType.GRASS.value
     sand = local_map == BlockType.SAND.value
     path = local_map == BlockType.PATH.value

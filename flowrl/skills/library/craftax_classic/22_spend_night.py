@@ -15,7 +15,7 @@ def _spread(cells, free):
 
 
 def _room(local_map):
-    """How many open cells are within three steps, that of the player among them."""
+    """The number of open cells within three steps, that of the player among them."""
     grass = local_map == BlockType.GRASS.value
     sand = local_map == BlockType.SAND.value
     path = local_map == BlockType.PATH.value
@@ -25,7 +25,7 @@ def _room(local_map):
 
 
 def _is_morning(episode_timestep):
-    """Whether it grows light: days have 300 timesteps, and the 210th is the darkest."""
+    """True when it grows light: days have 300 timesteps, and the 210th is the darkest."""
     return episode_timestep % 300 >= 270
 
 
