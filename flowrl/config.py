@@ -157,7 +157,7 @@ class PPOConfig(Configuration):
     """Compute the networks in f32, or in bf16 on a GPU; parameters and moments stay f32."""
     max_task_steps: Steps = 300
     """An episode is cut when one step of its plan takes longer, unless its skill has a limit."""
-    world_pool: CountOrZero = 0
+    world_pool: Annotated[int, within(0, 2**14)] = 0
     """Worlds generated beforehand and reused for ever; 0 gives every episode a new one."""
     seed: int = 0
     """Seed of worlds, parameters and actions; attempt k of a run adds k - 1 to it."""

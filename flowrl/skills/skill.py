@@ -46,7 +46,7 @@ gamma gae_lambda clip_eps ent_coef vf_coef max_grad_norm coverage_bonus max_task
 SKILL_SETTINGS = tuple(_SETTINGS.split())  # flags that may differ from skill to skill
 _OF_GRAPH = ("env_name", "layer_size", "activation", "sight")
 _MOST_FRAMES, _MOST_OF_SETTING = 10**12, 100_000
-_MOST_ROWS, _MOST_WORLDS = 2**22, 2**14  # of an update; of a pool, which memory holds
+_MOST_ROWS = 2**22  # of an update
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -386,8 +386,6 @@ def skill_settings(written: object) -> dict[str, Any]:
     steps = [settings.get(name, getattr(PPOConfig, name)) for name in ("num_envs", "num_steps")]
     if math.prod(steps) > _MOST_ROWS:
         raise ConfigError(f"num_envs × num_steps is over {_MOST_ROWS}; choose less")
-    if settings.get("world_pool", 0) > _MOST_WORLDS:
-        raise ConfigError(f"world_pool is over {_MOST_WORLDS}; choose less")
     return settings
 
 

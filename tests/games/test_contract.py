@@ -81,6 +81,10 @@ BREAKS = {
     ),
     "counter": (ENGINE, STEP, "        action += next(NUMBERS)\n", "step: is another computation"),
     "features": (ENGINE, KNOWN, "return known", "features: inventory: is not returned alone"),
+    "text": (
+        *(ENGINE, KNOWN, KNOWN.replace("known[name]", "'far' if name == 'cell' else known[name]")),
+        "features: cell: raises TypeError: ",
+    ),
     "no moment": (ENGINE, '"cell": cells,', "", "moments: cell: is missing; add it"),
     "short moment": (ENGINE, '"cell": cells,', '"cell": cells[:9],', "moments: the leaves begin"),
     "moment kind": (ENGINE, '"cell": cells,', '"cell": cells / 1,', "moments: cell: it is float"),

@@ -268,7 +268,7 @@ def test_a_skill_file_says_how_the_skill_is_trained():
         ('{"num_envs": 1000000}', "num_envs is over 100000"),
         ('{"num_envs": 100000, "num_steps": 100000}', "num_envs × num_steps is over 4194304"),
         ('{"num_envs": 100000}', "num_envs × num_steps is over 4194304; choose less"),
-        ('{"world_pool": 100000}', "world_pool is over 16384; choose less"),
+        ('{"world_pool": 100000}', "--world_pool is 100000: must lie in [0, 16384]"),
         ('{"lr": [1]}', "not a number"),
         ("[1]", "training is no dict"),
     ],

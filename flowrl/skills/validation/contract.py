@@ -121,20 +121,27 @@ def _check_functions(game: Game, engine: Engine, world: Any, lines: list[str]) -
             raise _BrokenError(f"heading is {game.heading}; name the first of its four columns")
     step = WorldStep(world, world, reward, number, number)
     _check_small(game, engine, step, lines)
+    features = {}
+    for name in game.features:
+        with _promise(lines, f"features: {name}"):
+            features[name] = _check_feature(game, engine, name, step)
+    if len(features) == len(game.features):
+        _check_moments(game, engine, features, lines)
+
+
+def _check_moments(game: Game, engine: Engine, features: dict[str, Any], lines: list[str]) -> None:
     with _promise(lines, "moments"):
         moments = moments_of(game, engine)
         lengths = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(dict(moments))}
         if len(lengths) != 1 or lengths <= {(), (0,)}:
             raise _BrokenError(f"the leaves begin with {sorted(lengths)}; with the same (M,)")
-        for name in game.features:
-            with _promise(lines, f"features: {name}"):
-                feature = _check_feature(game, engine, name, step)
-                with _promise(lines, f"moments: {name}"):
-                    if name not in moments:
-                        raise _BrokenError("is missing; add it")
-                    first = jax.eval_shape(partial(jax.tree.map, lambda x: x[0]), moments[name])
-                    _require_same(first, feature, "features")
-                    _require_finite(moments[name])
+        for name, feature in features.items():
+            with _promise(lines, f"moments: {name}"):
+                if name not in moments:
+                    raise _BrokenError("is missing; add it")
+                first = jax.eval_shape(partial(jax.tree.map, lambda x: x[0]), moments[name])
+                _require_same(first, feature, "features")
+                _require_finite(moments[name])
 
 
 def _check_small(game: Game, engine: Engine, step: WorldStep, lines: list[str]) -> None:
