@@ -18,7 +18,7 @@ from flowrl.games.base import COUNT, Game, check_extra, find_game, known_games
 from flowrl.launchers.sandbox import confinement
 from flowrl.paths import printable
 from flowrl.skills.graph import SkillGraph
-from flowrl.skills.planner import excess
+from flowrl.skills.levels import excess
 from flowrl.skills.skill import Skill, load_library, load_skill, skill_files
 from flowrl.skills.validation.cache import parsed_function
 from flowrl.skills.validation.dry_run import (

@@ -7,7 +7,7 @@ import pytest
 
 from flowrl.games.base import find_game
 from flowrl.skills.graph import SkillGraph
-from flowrl.skills.planner import entry_needs
+from flowrl.skills.levels import entry_needs
 from flowrl.skills.skill import Skill, load_library
 from tests.skills.simulation import simulate
 from tests.skills.worlds import BEHIND, Game, game_of
