@@ -142,6 +142,7 @@ CLASSIC = _game(
     "Craftax-Classic-Symbolic-v1",
     "craftax_classic",
     capacity=9,
+    limits=dict.fromkeys(_CLASSIC_TOOLS.split(), 1),
     observation_size=1345,
     view=(7, 9, 21),
     lasting=17,
@@ -159,6 +160,8 @@ FULL = _game(
     "Craftax-Symbolic-v1",
     "craftax",
     capacity=99,
+    limits={"pickaxe": 4, "sword": 4, "bow": 1, "armour": 8},  # tools by level, two a piece
+    floors=9,
     observation_size=8268,
     view=(9, 11, 83),
     lasting=42,  # blocks, and items such as ladders

@@ -38,13 +38,6 @@ def counts_floors(skill: Skill) -> bool:
     return any(amount is not None and amount.per for amount in amounts)
 
 
-def is_for_floors(skill: Skill, number: int) -> bool:
-    """Return whether a game with so many floors has those that a skill names."""
-    exact = [skill.requirements.get(ON_FLOOR), skill.gain.get(ON_FLOOR)]
-    named = [amount.base for amount in exact if amount is not None and not amount.per]
-    return min(skill.floors, default=0) < number and max(named, default=0) < number
-
-
 class Floors:
     """The floors that some skills speak of, and the moves between them.
 

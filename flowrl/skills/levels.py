@@ -23,6 +23,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
 from flowrl.errors import GraphError
+from flowrl.skills.floors import Floors
 from flowrl.skills.skill import ON_FLOOR, Skill, Step
 
 CAPACITY = 9  # of each item, unless the game says another
@@ -74,15 +75,20 @@ def kept_needs(
 ) -> list[dict[str, int]]:
     """For each step of a plan, the items that it must leave for later steps, and how many.
 
-    Items that the step itself yields in that amount are not among them.
+    Items that the step itself yields in that amount are not among them. The floor is, if a later
+    step must be done there and this one leads to no other.
     """
     kept: list[dict[str, int]] = []
     needs: dict[str, int] = {}
+    floors, later = Floors(skills.values()), False
     for step in reversed(steps):
         gain = skills[step.skill].gain
         own = {item for item, need in needs.items() if item in gain}
         own = {item for item in own if gain[item].at(step.count) >= needs[item]}
         kept.append({item: need for item, need in needs.items() if item not in own})
+        moves = ON_FLOOR in gain
+        kept[-1] |= {ON_FLOOR: 1} if later and not moves else {}
+        later = floors.starts(skills[step.skill], step.count) < floors.all or (later and not moves)
         before = needs_before(needs, skills[step.skill], step.count, ephemeral=ephemeral)
         if before is None:
             raise GraphError(f"{step.skill} ends what a later step needs: {', '.join(needs)}")

@@ -25,17 +25,17 @@ from flowrl.errors import (
     closest,
     closest_file,
 )
-from flowrl.games.base import find_game, known_games
+from flowrl.games.base import Game, find_game, known_games
 from flowrl.paths import display_name, printable
+from flowrl.skills.amount import Amount
 from flowrl.skills.validation.syntax import (
     CONSTANTS,
     SOURCE_LIMIT_BYTES,
     check_skill_source,
+    fitting_games,
     literal,
 )
 
-_AMOUNT_LIMIT = 1_000  # of either coefficient
-_AMOUNT_TEXT_LIMIT = 100
 _AMOUNTS = ("requirements", "consumption", "gain")
 _ITEM = re.compile(r"[a-z][a-z0-9_]{0,63}")
 ON_FLOOR = "on_floor"  # an item whose amount is exact: the floor that the player is on
@@ -49,84 +49,6 @@ _OF_GRAPH = ("env_name", "layer_size", "activation", "sight")
 _MOST_FLOORS = 99
 _MOST_FRAMES, _MOST_OF_SETTING = 10**12, 100_000
 _MOST_ROWS = 2**22  # of an update
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Amount:
-    """The amount of an item at count n: `per * n + base`, never negative for n ≥ 1.
-
-    It is divided by `over` and rounded up, where one piece of an item yields several of another.
-
-    >>> Amount.parse("lambda n: 4*n + 0").at(2)
-    8
-    >>> str(Amount.parse("1 + 4 * n"))
-    '4*n + 1'
-    >>> Amount.parse("ceil(n/4)").at(5)
-    2
-    """
-
-    per: int
-    base: int
-    over: int = 1
-
-    def __post_init__(self) -> None:
-        if (
-            not 0 <= self.per <= _AMOUNT_LIMIT
-            or abs(self.base) > _AMOUNT_LIMIT
-            or not 0 < self.over <= _AMOUNT_LIMIT
-            or self.at(1) < 0
-        ):
-            raise SkillError(f"the amount {self} is negative or over {_AMOUNT_LIMIT}; correct it")
-
-    def __bool__(self) -> bool:
-        return self.per > 0 or self.base > 0
-
-    def __str__(self) -> str:
-        if self.per == 0:
-            return str(self.at(1))
-        linear = "n" if self.per == 1 else f"{self.per}*n"
-        sign = "-" if self.base < 0 else "+"
-        linear = f"{linear} {sign} {abs(self.base)}" if self.base else linear
-        if self.over == 1:
-            return linear
-        return f"ceil(({linear})/{self.over})" if self.base else f"ceil({linear}/{self.over})"
-
-    def at(self, n: int) -> int:
-        """The amount at count `n`."""
-        return -(-(self.per * n + self.base) // self.over)
-
-    def least_n(self, need: int) -> int | None:
-        """The least count ≥ 1 whose amount is at least `need`; None when no count will do."""
-        if self.at(1) >= need:
-            return 1
-        least = (need - 1) * self.over + 1  # of what is divided
-        return None if self.per == 0 else -((self.base - least) // self.per)
-
-    @staticmethod
-    def parse(written: object) -> Amount:
-        """The amount in a number or a text such as `n`, `4*n + 1` or `ceil(n/4)`."""
-        text = str(written).strip()
-        remedy = "write '4*n + 1', or 'ceil(n/4)' where one yields four"
-        if len(text) > _AMOUNT_TEXT_LIMIT:
-            raise SkillError(f"{text[:40]!r}… is not an amount; {remedy}")
-        try:
-            node = ast.parse(text, mode="eval").body
-        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            raise SkillError(f"{text!r} is not an amount; {remedy}") from error
-        if isinstance(node, ast.Lambda) and ast.unparse(node.args) == "n":
-            node = node.body
-        over = 1
-        match node:
-            case ast.Call(
-                func=ast.Name(id="ceil"),
-                args=[ast.BinOp(left=inner, op=ast.Div(), right=ast.Constant(value=int(over)))],
-                keywords=[],
-            ):
-                node = inner
-        linear = _linear(node)
-        if linear is None:
-            raise SkillError(f"{text!r} is not linear in n; {remedy}")
-        return Amount(per=linear[0], base=linear[1], over=over)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,13 +151,33 @@ def parse_skill(
             case ast.Assign(targets=[ast.Name(id=name)], value=value):
                 constants[name] = literal(value, place)
                 lines[name] = node.lineno
-    return Skill(
+    skill = Skill(
         **_read_constants(constants, lambda name: f"{place}:{lines.get(name, 1)}"),
         is_done=functions["task_is_done"],
         reward=functions["task_reward"],
         trusted=trusted,
         origin=CodeOrigin(place, lines["task_is_done"], lines["task_reward"], exact),
     )
+    bodies = [node for node in module.body if isinstance(node, ast.FunctionDef)]
+    fitting = fitting_games(bodies, games, trusted=trusted)
+    if all(problems := [missing_in(game, skill) for game in fitting]):
+        raise SkillError(f"{place}:{lines.get('gain', 1)}: {problems[-1]}")
+    return skill
+
+
+def missing_in(game: Game, skill: Skill) -> str:
+    """Return what a skill needs that a game does not have, its inventory or floors; "" if none."""
+    for item, amount in skill.gain.items():
+        most = game.limits.get(item, amount.at(1))
+        if item in game.items and amount.at(1) > most:
+            what = f"{skill.name} gains {amount.at(1)} {item}, and {game.name} holds {most} of it"
+            return f"{what}; gain no more"
+    exact = [skill.requirements.get(ON_FLOOR), skill.gain.get(ON_FLOOR)]
+    named = [amount.base for amount in exact if amount is not None and not amount.per]
+    floor = max([*named, min(skill.floors, default=0)])
+    if floor < game.floors:
+        return ""
+    return f"{game.name} has no floor {floor}; its floors are 0 to {game.floors - 1}"
 
 
 def skill_from_data(skill_name: Any, data: Mapping[str, Any], *, trusted: bool = False) -> Skill:
@@ -459,23 +401,3 @@ def _amounts(value: Any, key: str, place: str) -> dict[str, Amount]:
         except SkillError as error:
             raise SkillError(f"{place}: {key} of {item}: {error}") from error
     return amounts
-
-
-def _linear(node: ast.expr) -> tuple[int, int] | None:
-    """The coefficients (per, base) of an expression in n; None when it is not linear."""
-    match node:
-        case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
-            whole = abs(value) <= _AMOUNT_LIMIT and value == int(value)
-            return (0, int(value)) if whole else None
-        case ast.Name(id="n"):
-            return 1, 0
-        case ast.BinOp(left=left, op=op, right=right):
-            one, other = _linear(left), _linear(right)
-            if one is None or other is None:
-                return None
-            if isinstance(op, ast.Add | ast.Sub):
-                sign = 1 if isinstance(op, ast.Add) else -1
-                return one[0] + sign * other[0], one[1] + sign * other[1]
-            if isinstance(op, ast.Mult) and not (one[0] and other[0]):
-                return one[0] * other[1] + other[0] * one[1], one[1] * other[1]
-    return None

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowrl.errors import SkillError
-from flowrl.skills.skill import Amount
+from flowrl.skills.amount import Amount
 
 
 @pytest.mark.parametrize(

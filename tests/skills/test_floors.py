@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 
 import pytest
 from hypothesis import given, settings
@@ -11,10 +10,9 @@ from hypothesis import strategies as st
 
 from flowrl.errors import GraphError, SkillError
 from flowrl.skills.graph import SkillGraph
-from flowrl.skills.levels import entry_needs, ephemeral_items
-from flowrl.skills.skill import Skill, Step
+from flowrl.skills.skill import Skill
 from tests.skills.making import skill
-from tests.skills.simulation import after, may_start, simulate
+from tests.skills.simulation import simulate
 
 WOOD = skill("Collect Wood", {"wood": "n"}, floors=[0])
 TABLE = skill("Place Table", {"near_table": 1}, uses={"wood": 2}, ephemeral=("near_table",))

@@ -91,7 +91,8 @@ def main() -> int:
         os.dup2(os.open(os.devnull, os.O_RDWR), number)
     jax.vmap(jnp.sum)(jnp.ones((2, 3))).block_until_ready()  # starts JAX's threads
     for name in dict.fromkeys(code.env_name for code in codes):
-        _moments(name), _fresh(name)  # a game's libraries may need files
+        _moments(name)  # a game's libraries may need files
+        _fresh(name)
     limits = Limits(**order["limits"])
     _limit_memory_and_files(limits.megabytes)
     for number, code in enumerate(codes):
