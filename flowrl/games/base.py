@@ -63,7 +63,8 @@ class Engine(Protocol):
     A world is a pytree of arrays, whose shapes and dtypes are the same in all worlds. An engine may
     also have `moments`, which returns every feature in M timesteps, leaves `[M, …]`: new skill code
     is tried on them. Without, those of a random player are taken. With `fresh`, which returns them
-    in W new worlds, leaves `[W, …]`, skills are refused that are done in all of those.
+    in W states in which nothing was done on purpose, leaves `[W, …]`, skills are refused that are
+    done in all of those.
     """
 
     def reset(self, key: Any) -> Any:

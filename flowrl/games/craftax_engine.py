@@ -110,8 +110,11 @@ class CraftaxEngine:
         return self._kept(moments_file(self._package))
 
     def fresh(self) -> Mapping[str, Any]:
-        """Every feature in new worlds, leaves `[worlds, …]`; the same script makes the files."""
-        return self._kept(moments_file(self._package, of="fresh"))
+        """Every feature in new worlds, and by night where a random player was, leaves `[W, …]`."""
+        new = self._kept(moments_file(self._package, of="fresh"))
+        played = jax.tree.map(lambda leaf: leaf[: len(leaf) // 2], self.moments())
+        played |= {"light_level": np.zeros_like(played["light_level"])}
+        return jax.tree.map(lambda *leaves: np.concatenate(leaves), new, played)
 
     def _kept(self, path: Path) -> Mapping[str, Any]:
         with np.load(path, allow_pickle=False) as file:

@@ -57,7 +57,7 @@ class Limits:
 class SkillCode:
     """The two functions of a skill in a game; `origin` is where they are written.
 
-    One that `begins_anew` may begin in a new world, where it must not be done at once.
+    One that `begins_anew` may begin in a new world, so it must not be done where nothing was.
     """
 
     env_name: str

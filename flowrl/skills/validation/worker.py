@@ -164,9 +164,9 @@ def _try(
 ) -> None:
     """Trace a function with every count that a plan may have; compute it with a few of them.
 
-    `moments` has every feature in M timesteps, leaves `[M, …]`, `fresh` has them in new worlds, if
-    they are known. Raises _RefusedError if it cannot be computed, is over the budget or returns
-    something else.
+    `moments` has every feature in M timesteps, leaves `[M, …]`, `fresh` has them in states in which
+    nothing was done on purpose, if they are known. Raises _RefusedError if it cannot be computed,
+    is over the budget or returns something else.
     """
     features = {name: moments[name] for name in function.asks if name != COUNT}
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), features)
@@ -188,7 +188,7 @@ def _try(
         what = "is true in every known state" if values[-1].all() else "is never true"
         raise _refused(function, what, "say by features when the skill is done")
     if at_once and np.concatenate(at_once, axis=None).all():
-        what = f"is true in all {len(at_once[0])} new worlds, before anything is done"
+        what = f"is true in all {len(at_once[0])} states in which nothing was done on purpose"
         raise _refused(function, what, "say by features what the skill changes")
 
 
@@ -200,7 +200,7 @@ def _moments(env_name: str) -> Mapping[str, Any]:
 
 @cache
 def _fresh(env_name: str) -> Mapping[str, Any]:
-    """Every feature in new worlds, leaves `[worlds, …]`; none if the engine does not keep them."""
+    """Every feature where nothing was done on purpose, leaves `[W, …]`; none if not kept."""
     fresh = getattr(find_game(env_name).make(), "fresh", dict)
     return fresh()
 
