@@ -118,10 +118,14 @@ class _Search:
         return providers | {f"{ON_FLOOR} by {name}": name for name in self._ways(skill, providers)}
 
     def _ways(self, skill: Skill, providers: Mapping[str, str]) -> list[str]:
-        """The learned skills that must lead to where this one is done, beside what it needs."""
+        """The learned skills that must lead to where this one is done, beside what it needs.
+
+        Those that lead back up are left out before others, late ones before early ones.
+        """
         needed = self._needed(providers)
         ways = [name for name in self.leading if name not in needed]
-        for name in reversed(ways.copy()):
+        up = {move.step.skill for move in self._floors.moves if move.target < move.source}
+        for name in sorted(reversed(ways), key=lambda name: name not in up):
             if self._can_be_done(skill, providers, needed.union(ways) - {name}):
                 ways.remove(name)
         return ways

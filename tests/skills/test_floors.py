@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import random
+import time
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowrl.errors import GraphError, SkillError
+from flowrl.games.craftax import FULL
+from flowrl.parallel.run_module import planned_steps
 from flowrl.skills.graph import SkillGraph
-from flowrl.skills.skill import Skill
-from tests.skills.making import skill
-from tests.skills.simulation import simulate
+from flowrl.skills.levels import entry_needs, ephemeral_items
+from flowrl.skills.skill import Skill, load_library, skill_from_data
+from tests.skills.making import IS_DONE, REWARD, skill
+from tests.skills.simulation import after, may_start, simulate
 
 WOOD = skill("Collect Wood", {"wood": "n"}, floors=[0])
 TABLE = skill("Place Table", {"near_table": 1}, uses={"wood": 2}, ephemeral=("near_table",))
@@ -148,9 +155,6 @@ def test_a_skill_that_no_way_leads_to_is_refused(made, complaint):
     ],
 )
 def test_floors_that_say_nothing_are_refused_in_a_line(fields, complaint):
-    from flowrl.skills.skill import skill_from_data
-    from tests.skills.making import IS_DONE, REWARD
-
     data = {
         "gain": fields.get("gain", {"x": 1}),
         "requirements": fields.get("needs", {}),
@@ -168,6 +172,22 @@ def test_floors_that_say_nothing_are_refused_in_a_line(fields, complaint):
 def test_a_skill_with_floors_reads_back_what_it_writes():
     for made in (GEM, DOWN, UP):
         assert Skill.from_json(made.to_json()) == made
+
+
+def test_a_step_is_done_only_on_the_floor_that_the_next_ones_need():
+    library = load_library(FULL.name)
+    graph = SkillGraph(library.values(), capacity=FULL.capacity)
+    steps = graph.plan("Enchant Sword")
+    lines = planned_steps(steps, graph, {name: 0 for name in library}, FULL.name)
+    names = [step.skill for step in steps]
+    mines = {"on_floor": names.index("Enter Gnomish Mines")}
+    assert dict(lines[names.index("Collect Diamond")].facts) == mines
+    assert dict(lines[names.index("Clear Dungeon")].facts) == {
+        "on_floor": names.index("Enter Dungeon")
+    }
+    leading = [line.facts for line in lines if line.skill.startswith("Enter ")]
+    assert not any("on_floor" in facts for facts in leading)
+    assert not any("on_floor" in line.facts for line in lines[: names.index("Enter Dungeon")])
 
 
 def random_library(seed: int, *, size: int) -> list[Skill]:
@@ -224,3 +244,67 @@ def test_every_plan_over_floors_succeeds_and_has_no_step_to_spare(seed, size):
         for place in range(len(steps) - 1):
             with pytest.raises(GraphError):
                 simulate(graph.skills, steps[:place] + steps[place + 1 :], capacity=100_000)
+
+
+def fewest_steps(
+    graph: SkillGraph, names: Iterable[str], goal: str, *, capacity: int
+) -> int | None:
+    """The length of the shortest plan of some skills, by trying all; None without any."""
+    ephemeral = ephemeral_items(graph.skills.values())
+    start: tuple[Any, int] = ((), 0)
+    lengths, unseen = {start: 0}, deque([start])
+    while unseen:
+        state = unseen.popleft()
+        levels, floor = dict(state[0]), state[1]
+        for made in (graph.skills[name] for name in names):
+            grows = made.name != goal and any(amount.per for amount in made.gain.values())
+            for count in range(1, (capacity if grows else 1) + 1):
+                lacks = (levels.get(i, 0) < n for i, n in entry_needs(made, count).items())
+                if not may_start(made, count, floor) or any(lacks):
+                    continue
+                if made.name == goal:
+                    return lengths[state] + 1
+                changed, to = after(levels, floor, made, count, ephemeral)
+                reached = tuple(sorted(changed.items())), to
+                if reached not in lengths and max(changed.values(), default=0) <= capacity:
+                    lengths[reached] = lengths[state] + 1
+                    unseen.append(reached)
+    return None
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_plan_is_found_where_there_is_one_and_is_hardly_longer_than_the_shortest(seed):
+    """Of 4,477 plans of random libraries eleven had one step more than needed, none two."""
+    size = random.Random(seed).randint(4, 9)
+    graph = SkillGraph(random_library(seed, size=size), capacity=3)
+    learned = set(graph.order())
+    for name in graph.skills:
+        if name not in learned:
+            assert fewest_steps(graph, graph.skills, name, capacity=3) is None
+            continue
+        fewest = fewest_steps(graph, [*graph.all_needs(name), name], name, capacity=3)
+        if fewest is None:
+            with pytest.raises(GraphError):
+                graph.plan(name)
+        else:
+            assert fewest <= len(graph.plan(name)) <= fewest + 1
+
+
+def test_seventy_skills_on_nine_floors_are_planned_in_two_seconds():
+    skills = [*BASICS[:3], UP]
+    for floor in range(1, 9):
+        needs = {"on_floor": floor - 1, "sword": 1} | (
+            {f"cleared_{floor - 1}": 1} if floor > 1 else {}
+        )
+        skills.append(skill(f"Down {floor}", {"on_floor": floor}, needs))
+        skills.append(skill(f"Clear {floor}", {f"cleared_{floor}": 1}, floors=[floor]))
+        for number in range(6):
+            below = {f"ore_{floor - 1}_{number}": 2} if floor > 1 else {"wood": 2}
+            gain = {f"ore_{floor}_{number}": "n"}
+            skills.append(skill(f"Mine {floor} {number}", gain, below, floors=[floor]))
+    graph = SkillGraph(skills, capacity=99)
+    began = time.process_time()
+    plans = [graph.plan(name) for name in graph.order()]
+    assert len(plans) == len(skills) == 68
+    assert max(map(len, plans)) > 20
+    assert time.process_time() - began < 2
