@@ -252,7 +252,8 @@ def fewest_steps(
     """The length of the shortest plan of some skills, by trying all; None without any."""
     ephemeral = ephemeral_items(graph.skills.values())
     start: tuple[Any, int] = ((), 0)
-    lengths, unseen = {start: 0}, deque([start])
+    lengths: dict[tuple[Any, int], int] = {start: 0}
+    unseen: deque[tuple[Any, int]] = deque([start])
     while unseen:
         state = unseen.popleft()
         levels, floor = dict(state[0]), state[1]
