@@ -136,10 +136,9 @@ def main() -> None:
         other = drawn(real, game)
         both: dict[str, Any] = {name: np.concatenate([real[name], other[name]]) for name in real}
         package = game.constants.rpartition(".")[0]
-        for path, leaves in (
-            (moments_file(package), both),
-            (moments_file(package, of="fresh"), fresh(game)),
-        ):
+        new: dict[str, Any] = fresh(game)
+        files = {moments_file(package): both, moments_file(package, of="fresh"): new}
+        for path, leaves in files.items():
             path.parent.mkdir(exist_ok=True)
             np.savez_compressed(path, **leaves)
             print(f"{path}: {len(leaves)} arrays, {path.stat().st_size:,} bytes")
