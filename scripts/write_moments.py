@@ -22,6 +22,7 @@ from flowrl.games.craftax_engine import OUT_OF_SIGHT, moments_file
 WORLDS = 8
 AGES = (1, 40, 160)  # steps that a random player has been there
 DRAWN = 22
+FRESH = 256  # new worlds, in which no skill may be done at once
 
 
 def flat(features: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -62,6 +63,17 @@ def played(game: Game) -> dict[str, np.ndarray]:
     return {name: np.concatenate([part[name] for part in found]) for name in found[0]}
 
 
+def fresh(game: Game) -> dict[str, np.ndarray]:
+    """Features of new worlds, before anything is done in them."""
+    engine = game.make()
+
+    def begin(key):
+        world = settle(engine.reset(key))
+        return engine.features(game.features, WorldStep(world, world, jnp.float32(0), 1, 1))
+
+    return flat(jax.jit(jax.vmap(begin))(jax.random.split(jax.random.key(0), FRESH)))
+
+
 def drawn(real: dict[str, np.ndarray], game: Game) -> dict[str, np.ndarray]:
     """Features that a random player never sees, within the game's bounds."""
     random = np.random.default_rng(7)
@@ -73,7 +85,6 @@ def drawn(real: dict[str, np.ndarray], game: Game) -> dict[str, np.ndarray]:
         "achievements": (0, 1),
         "achievements_diff": (0, 1),
         "player_level": (0, real["monsters_killed"].shape[1] - 1),
-        "player_level_diff": (-1, 1),
         "monsters_killed": (0, 10),
         "monsters_killed_diff": (0, 1),
         "is_sleeping": (0, 1),
@@ -85,21 +96,31 @@ def drawn(real: dict[str, np.ndarray], game: Game) -> dict[str, np.ndarray]:
         "env_reward": (-1, 8),
         "health_penalty": (-0.9, 0),
         "damage_dealt": (0, 8),
+        "player_mana": (0, 15),
+        "player_xp": (0, 5),
+        **dict.fromkeys(("dexterity", "strength", "intelligence"), (1, 5)),
+        **dict.fromkeys(("learned_spells", "chests_opened", "is_resting", "light_map"), (0, 1)),
+        **dict.fromkeys(("sword_enchantment", "bow_enchantment", "armour_enchantments"), (0, 2)),
+        "boss_progress": (0, 8),
+        "boss_vulnerable": (0, 1),
     }
     rows: dict[str, np.ndarray] = {}
     for name, leaf in real.items():
-        if name.startswith(("closest_blocks", "nearest_mobs")):
+        if name.startswith(("closest_", "nearest_")) and not name.endswith("_diff"):
             low, high = -3, 4
         elif "." in name:
             low, high = (-2, 2) if "_diff" in name else (0, game.capacity)
-        else:
+        elif name in bounds:
             low, high = bounds[name]
+        else:
+            low, high = (-1, 1) if name.endswith("_diff") else bounds[name.removesuffix("_prev")]
         shape = (DRAWN, *leaf.shape[1:])
         values = random.uniform(low, high, shape)
         if leaf.dtype.kind != "f" or name.startswith("player_intrinsics"):
             values = random.integers(low, high, shape, endpoint=True)
         if high == 4:  # some are out of sight, in both coordinates
-            hidden = random.random(shape).take([0], axis=2) < 0.4
+            axis = len(shape) - (1 if shape[-1] == 2 else 2)
+            hidden = random.random(shape).take([0], axis=axis) < 0.4
             values = np.where(hidden, OUT_OF_SIGHT, values)
         ends = [
             np.full(shape[1:], max(low, 0)),
@@ -114,10 +135,13 @@ def main() -> None:
         real = played(game)
         other = drawn(real, game)
         both: dict[str, Any] = {name: np.concatenate([real[name], other[name]]) for name in real}
-        path = moments_file(game.constants.rpartition(".")[0])
-        path.parent.mkdir(exist_ok=True)
-        np.savez_compressed(path, **both)
-        print(f"{path}: {len(both)} arrays, {path.stat().st_size:,} bytes")
+        package = game.constants.rpartition(".")[0]
+        new: dict[str, Any] = fresh(game)
+        files = {moments_file(package): both, moments_file(package, of="fresh"): new}
+        for path, leaves in files.items():
+            path.parent.mkdir(exist_ok=True)
+            np.savez_compressed(path, **leaves)
+            print(f"{path}: {len(leaves)} arrays, {path.stat().st_size:,} bytes")
 
 
 if __name__ == "__main__":

@@ -55,6 +55,7 @@ JAX_FILES = {
     "games/random_play.py",
     "skills/validation/contract.py",
     "skills/validation/execution.py",
+    "skills/validation/indices.py",
     "skills/validation/worker.py",
     "judging/learned.py",
     "replicas/trainer.py",

@@ -18,8 +18,8 @@ from flowrl.games.base import COUNT, Game, check_extra, find_game, known_games
 from flowrl.launchers.sandbox import confinement
 from flowrl.paths import printable
 from flowrl.skills.graph import SkillGraph
-from flowrl.skills.planner import excess
-from flowrl.skills.skill import Skill, load_library, load_skill, skill_files
+from flowrl.skills.levels import excess
+from flowrl.skills.skill import Skill, load_library, load_skill, missing_in, skill_files
 from flowrl.skills.validation.cache import parsed_function
 from flowrl.skills.validation.dry_run import (
     Confine,
@@ -56,11 +56,14 @@ class CheckCommand:
       flowrl check my_skills/*.py
       flowrl check my_skills/*.py --no_trace
       flowrl check my_skills/*.py --json | jq '.[].games'
+      flowrl check my_skills --env_name Craftax-Symbolic-v1
       flowrl check --game Tiny-v1
     """
 
     files: tyro.conf.Positional[tuple[Path, ...]] = ()
     """Skill files, and folders of them."""
+    env_name: str | None = None
+    """Check the files for this game alone, in its words; without, for all installed games."""
     game: str | None = None
     """Instead of files, check that a game keeps its contract: shapes, types, finite, pure."""
     trace: bool = True
@@ -77,14 +80,15 @@ class CheckCommand:
         files = skill_files(self.files)
         confine = confinement(self.sandbox).in_folder if self.trace else unconfined
         whole = any(path.is_dir() for path in self.files)
-        checked = check_files(files, trace=self.trace, confine=confine, whole=whole)
+        games = known_games() if self.env_name is None else (find_game(self.env_name),)
+        checked = check_files(files, trace=self.trace, confine=confine, whole=whole, games=games)
         facts = [asdict(each) for each in checked]
         print_report(facts, map(_line, checked), as_json=self.json)
         return 1 if any(each.why for each in checked) else 0
 
     def _check_game(self, name: str) -> int:
-        if self.files:
-            raise ConfigError("--game takes no files; check them by a second command")
+        if self.files or self.env_name is not None:
+            raise ConfigError("--game takes no files and no --env_name; use a second command")
         before = "jax" in sys.modules
         game = find_game(name)
         check_extra(game.name, *game.sources)
@@ -117,18 +121,21 @@ def check_files(
     limits: Limits | None = None,
     confine: Confine = unconfined,
     whole: bool = False,
+    games: Sequence[Game] | None = None,
 ) -> list[CheckedFile]:
     """The checks of every file: syntax, names and, with `trace`, one dry run of them all.
 
-    With `whole`, the files are all there will be: a skill without a plan is refused.
+    With `whole`, the files are all there will be: a skill without a plan is refused. The games are
+    those installed, unless they are given.
     """
-    read = [_read(path) for path in files]
+    games = known_games() if games is None else games
+    read = [_read(path, games) for path in files]
     read = _without_namesakes(files, read) if whole else read
     codes = [
         (number, SkillCode.of(skill, env_name))
         for number, skill in enumerate(read)
         if isinstance(skill, Skill)
-        for env_name in _games(skill)
+        for env_name in _games(skill, games)
     ]
     tried = [code for _, code in codes]
     outcomes = try_codes(tried, limits, confine=confine) if trace else [None] * len(codes)
@@ -139,7 +146,8 @@ def check_files(
             why.setdefault(number, outcome)
         else:
             good.setdefault(number, []).append(code.env_name)
-    plans = _plans({number: skill for number, skill in enumerate(read) if number in good}, good)
+    skills = {number: skill for number, skill in enumerate(read) if number in good}
+    plans = _plans(skills, good, games)
     why = {number: each for number, each in why.items() if number not in good}
     for number in good if whole else ():
         if all(plan.startswith(_NO_PLAN) for plan in plans[number].values()):
@@ -159,12 +167,12 @@ def check_files(
 
 
 def _plans(
-    skills: Mapping[int, Any], games: Mapping[int, Sequence[str]]
+    skills: Mapping[int, Any], good: Mapping[int, Sequence[str]], games: Sequence[Game]
 ) -> dict[int, dict[str, str]]:
     """The steps to each skill, or why there are none, among the library and these skills."""
     plans: dict[int, dict[str, str]] = {}
-    for game in known_games():
-        fit = {number: skill for number, skill in skills.items() if game.name in games[number]}
+    for game in games:
+        fit = {number: skill for number, skill in skills.items() if game.name in good[number]}
         own = {skill.name: skill for skill in fit.values()}
         graph = SkillGraph(
             {**(load_library(game.name) if own else {}), **own}.values(), capacity=game.capacity
@@ -180,12 +188,12 @@ def _plans(
     return plans
 
 
-def _read(path: Path) -> Skill | str:
+def _read(path: Path, games: Sequence[Game]) -> Skill | str:
     """The skill, or why its syntax is refused."""
     try:
-        skill = load_skill(path)
+        skill = load_skill(path, env_name=games[0].name if len(games) == 1 else None)
         with_flags(PPOConfig(), **skill.training).check()
-        capacity = max(game.capacity for game in _fitting(skill))
+        capacity = max(game.capacity for game in _fitting(skill, games))
         if said := excess(skill, 1, capacity=capacity):
             return f"{printable(str(path))}:1: {said}"
     except ConfigError as error:
@@ -217,13 +225,13 @@ def _warning(skill: Skill | str) -> str | None:
     return None if features & used else _SAME
 
 
-def _games(skill: Skill) -> list[str]:
+def _games(skill: Skill, games: Sequence[Game]) -> list[str]:
     """The games whose inventory has room for the skill's amounts: one at least, as `_read` asks."""
-    fitting = _fitting(skill)
+    fitting = _fitting(skill, games)
     return [game.name for game in fitting if not excess(skill, 1, capacity=game.capacity)]
 
 
-def _fitting(skill: Skill) -> Sequence[Game]:
+def _fitting(skill: Skill, games: Sequence[Game]) -> Sequence[Game]:
     """The games that have all that the skill names: one at least, or it would be refused."""
     functions = [parsed_function(code) for code in (skill.is_done, skill.reward)]
-    return fitting_games(functions, known_games())
+    return [game for game in fitting_games(functions, games) if not missing_in(game, skill)]

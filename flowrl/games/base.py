@@ -12,7 +12,7 @@ import functools
 import hashlib
 import importlib.util
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -33,7 +33,8 @@ _REMEDIES = {
     "capacity": "correct it",
 }
 INTRINSICS = "player_intrinsics"  # the feature whose numbers `Game.intrinsics` names
-INVENTORIES = ("inventory", "inventory_diff")  # features whose fields are the game's items
+# Features whose fields are the game's items.
+INVENTORIES = ("inventory", "inventory_prev", "inventory_diff")
 # pyproject.toml lists the same ones; a source tree that is not installed has no entry points.
 SHIPPED = {
     "Craftax-Classic-Symbolic-v1": "flowrl.games.craftax:CLASSIC",
@@ -61,7 +62,9 @@ class Engine(Protocol):
 
     A world is a pytree of arrays, whose shapes and dtypes are the same in all worlds. An engine may
     also have `moments`, which returns every feature in M timesteps, leaves `[M, …]`: new skill code
-    is tried on them. Without, those of a random player are taken.
+    is tried on them. Without, those of a random player are taken. With `fresh`, which returns them
+    in W states in which nothing was done on purpose, leaves `[W, …]`, skills are refused that are
+    done in all of those.
     """
 
     def reset(self, key: Any) -> Any:
@@ -121,10 +124,14 @@ class Game:
     """What a player may die of. Without, deaths are counted by no cause."""
     capacity: int
     """How many of each item the inventory holds."""
+    limits: Mapping[str, int] = field(default_factory=dict)
+    """Item → how many of it the inventory holds, where that is less than `capacity`."""
+    floors: int = 1
+    """How many floors there are, on one of which the player is; the first is 0."""
     features: Mapping[str, str]
     """What skill functions may ask for: name → type, shape and meaning."""
     items: frozenset[str] = frozenset()
-    """The fields of the features `inventory` and `inventory_diff`."""
+    """The fields of the feature `inventory`, its `_prev` and its `_diff`."""
     intrinsics: tuple[str, ...] = ()
     """What the numbers of the feature `player_intrinsics` are, for films and `agent.play`."""
     constants: str = ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,34 +51,59 @@ _CLASSIC_TOOLS = "wood_pickaxe stone_pickaxe iron_pickaxe wood_sword stone_sword
 _MORE_ITEMS = "pickaxe sword bow arrows armour torches ruby sapphire potions books"
 
 
-# `*_diff` is the value after the timestep less the value before it, as int32 or float32.
 # Positions are (dy, dx), the thing's less the player's; 30 in both where it is out of sight.
-_FEATURES = {
-    "inventory": "Craftax's Inventory of ints, after the timestep",
-    "inventory_diff": "the same struct",
+_OF_WORLD = {  # after the timestep; each also with _prev, one timestep earlier, and _diff
+    "inventory": "Craftax's Inventory of ints",
     "closest_blocks": "int[block types, 2, 5]: the nearest in view, nearest first",
-    "closest_blocks_prev": "the same, one timestep earlier",
     "facing_block": "int: BlockType value of the block in front of the player",
     "player_intrinsics": "float[4]: health, food, drink, energy",
-    "player_intrinsics_diff": "float[4]",
     "achievements": "int[achievements]: 0 or 1, kept for the whole episode",
-    "achievements_diff": "int[achievements]: 1 in the timestep that unlocked it",
     "player_level": "int: the floor, always 0 in Classic",
-    "player_level_diff": "int",
     "monsters_killed": "int[floors]: one zero in Classic",
-    "monsters_killed_diff": "int[floors]",
+    "nearest_mobs": "int[3, 2]: the nearest zombie, cow, skeleton in view",
+    "nearest_projectiles": "int[1, 2], in full Craftax int[2, 2]: of mobs, and of the player",
+    "local_map": "int[rows, columns] in view: BlockType values, the player in the middle",
+    "light_level": "float from 0, dark, to 1",
+}
+_OF_FULL_WORLD = {
+    "closest_items": "int[item types, 2, 5]: the nearest in view, nearest first",
+    "closest_mobs": "int[3, 8, 2]: the nearest in view by MobType and the mob's own number",
+    "light_map": "bool[rows, columns] in view: which cells have light, the player in the middle",
+    "player_mana": "int",
+    "player_xp": "int: what levelling up costs, one for each new floor",
+    "dexterity": "int from 1 to 5",
+    "strength": "int from 1 to 5",
+    "intelligence": "int from 1 to 5",
+    "learned_spells": "int[2]: 1 once learned; fireball, iceball",
+    "sword_enchantment": "int: 0 none, 1 fire, 2 ice",
+    "bow_enchantment": "int: 0 none, 1 fire, 2 ice",
+    "armour_enchantments": "int[4]: of each piece, 0 none, 1 fire, 2 ice",
+    "chests_opened": "int[floors]: 1 once a chest of the floor was opened",
+    "is_resting": "bool",
+    "boss_progress": "int: hits that hurt the boss, of 8",
+    "boss_vulnerable": "bool: no foe is left of the boss's wave",
+}
+_OF_STEP = {
     "is_sleeping": "bool, after the timestep",
     "was_sleeping": "bool, before the timestep",
-    "nearest_mobs": "int[3, 2]: the nearest zombie, cow, skeleton in view",
-    "nearest_mobs_prev": "the same, one timestep earlier",
-    "local_map": "int[rows, columns] in view: BlockType values, the player in the middle",
-    "light_level": "float from 0, dark, to 1, after the timestep",
     "timestep": "int: the number of this timestep in the plan's step, from 1",
     "episode_timestep": "int: its number in the episode, from 1",
     "env_reward": "float: the game's own reward of this timestep",
     "damage_dealt": "float: health that foes (zombies, skeletons, …) lost in this timestep",
     "health_penalty": "float: 0.1 × health lost in this timestep, 0 or negative",
 }
+
+
+def _features(of_world: Mapping[str, str]) -> dict[str, str]:
+    """All that a function may ask for, each feature of the world in three forms."""
+    listed: dict[str, str] = {}
+    for name, meaning in of_world.items():
+        listed[name] = meaning
+        listed[f"{name}_prev"] = "the same, one timestep earlier"
+        listed[f"{name}_diff"] = "the value less that of one timestep earlier, int or float"
+    return listed | _OF_STEP
+
+
 _NEEDS = ("hunger", "thirst", "fatigue", "other")
 _LIBRARY = Path(__file__).parents[1] / "skills" / "library"
 
@@ -98,7 +124,6 @@ def _game(name: str, folder: str, **fields: Any) -> Game:
     package = f"craftax.{folder}"
     return Game(
         name=name,
-        features=_FEATURES,
         constants=f"{package}.constants",
         library_folder=_LIBRARY / folder,
         intrinsics=("health", "food", "drink", "energy"),
@@ -109,8 +134,7 @@ def _game(name: str, folder: str, **fields: Any) -> Game:
     )
 
 
-def _enums(*, blocks: str, actions: str, achievements: str) -> dict[str, frozenset[str]]:
-    words = {"BlockType": blocks, "Action": actions, "Achievement": achievements}
+def _enums(**words: str) -> dict[str, frozenset[str]]:
     return {enum: frozenset(names.split()) for enum, names in words.items()}
 
 
@@ -118,6 +142,7 @@ CLASSIC = _game(
     "Craftax-Classic-Symbolic-v1",
     "craftax_classic",
     capacity=9,
+    limits=dict.fromkeys(_CLASSIC_TOOLS.split(), 1),
     observation_size=1345,
     view=(7, 9, 21),
     lasting=17,
@@ -125,8 +150,9 @@ CLASSIC = _game(
     cells=(16, 16),
     causes=("lava", "asleep", "zombie", "arrow", *_NEEDS),  # as the engine tells them apart
     num_actions=17,
+    features=_features(_OF_WORLD),
     enums=_enums(
-        blocks=_CLASSIC_BLOCKS, actions=_CLASSIC_ACTIONS, achievements=_CLASSIC_ACHIEVEMENTS
+        BlockType=_CLASSIC_BLOCKS, Action=_CLASSIC_ACTIONS, Achievement=_CLASSIC_ACHIEVEMENTS
     ),
     items=frozenset(f"{_MATERIALS} {_CLASSIC_TOOLS}".split()),
 )
@@ -134,6 +160,8 @@ FULL = _game(
     "Craftax-Symbolic-v1",
     "craftax",
     capacity=99,
+    limits={"pickaxe": 4, "sword": 4, "bow": 1, "armour": 8},  # tools by level, two a piece
+    floors=9,
     observation_size=8268,
     view=(9, 11, 83),
     lasting=42,  # blocks, and items such as ladders
@@ -141,10 +169,13 @@ FULL = _game(
     cells=(9 * 14, 12),  # of nine floors, two rows apart
     causes=("lava", "asleep", "mob", "arrow", *_NEEDS),
     num_actions=43,
+    features=_features(_OF_WORLD | _OF_FULL_WORLD),
     enums=_enums(
-        blocks=_CLASSIC_BLOCKS + _MORE_BLOCKS,
-        actions=_CLASSIC_ACTIONS + _MORE_ACTIONS,
-        achievements=_CLASSIC_ACHIEVEMENTS + _MORE_ACHIEVEMENTS,
+        BlockType=_CLASSIC_BLOCKS + _MORE_BLOCKS,
+        Action=_CLASSIC_ACTIONS + _MORE_ACTIONS,
+        Achievement=_CLASSIC_ACHIEVEMENTS + _MORE_ACHIEVEMENTS,
+        ItemType="NONE TORCH LADDER_DOWN LADDER_UP LADDER_DOWN_BLOCKED",
+        MobType="PASSIVE MELEE RANGED PROJECTILE",
     ),
     items=frozenset(f"{_MATERIALS} {_MORE_ITEMS}".split()),
 )

@@ -2,7 +2,7 @@
 
 A feature is computed only when a skill function asks for it; `flowrl.games.craftax` lists them.
 Positions are (dy, dx), the thing's less the player's; distance is |dy| + |dx|, the steps it takes
-to walk.
+to walk. Of full Craftax only what the observation shows is told: nothing of cells without light.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import dataclasses
 import importlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,18 @@ _MOBS = {
     "craftax.craftax_classic": ("zombies", "cows", "skeletons"),
     "craftax.craftax": ("melee_mobs", "passive_mobs", "ranged_mobs"),
 }
+_SHOTS = {
+    "craftax.craftax_classic": ("arrows",),
+    "craftax.craftax": ("mob_projectiles", "player_projectiles"),
+}
+_MOB_TYPES = 8  # of each kind, as the game numbers them
+_NUMBERS = {  # feature → field of the state, of whole numbers or truth values
+    **{name: name for name in ("player_mana", "player_xp", "learned_spells", "chests_opened")},
+    **{name: f"player_{name}" for name in ("dexterity", "strength", "intelligence")},
+    **{name: name for name in ("sword_enchantment", "bow_enchantment", "armour_enchantments")},
+    "boss_progress": "boss_progress",
+}
+_LIT = 0.05  # of a cell's light: above, the observation of full Craftax shows the cell
 _STATES = {
     "craftax.craftax_classic": "craftax.craftax_classic.envs.craftax_state",
     "craftax.craftax": "craftax.craftax.craftax_state",
@@ -95,7 +107,17 @@ class CraftaxEngine:
         player never sees, drawn at random within the game's bounds; the last two are a moment of
         zeros and one of the largest values. `scripts/write_moments.py` makes the files.
         """
-        with np.load(moments_file(self._package), allow_pickle=False) as file:
+        return self._kept(moments_file(self._package))
+
+    def fresh(self) -> Mapping[str, Any]:
+        """Every feature in new worlds, and by night where a random player was, leaves `[W, …]`."""
+        new = self._kept(moments_file(self._package, of="fresh"))
+        played = jax.tree.map(lambda leaf: leaf[: len(leaf) // 2], self.moments())
+        played |= {"light_level": np.zeros_like(played["light_level"])}
+        return jax.tree.map(lambda *leaves: np.concatenate(leaves), new, played)
+
+    def _kept(self, path: Path) -> Mapping[str, Any]:
+        with np.load(path, allow_pickle=False) as file:
             leaves = {name: file[name] for name in file.files}
         inventory = importlib.import_module(_STATES[self._package]).Inventory
         features: dict[str, Any] = {name: leaf for name, leaf in leaves.items() if "." not in name}
@@ -162,9 +184,10 @@ def _cause(step: WorldStep, known: _Constants) -> jax.Array:
     return jnp.argmax(jnp.stack([jnp.asarray(each, bool) for each in found])).astype(jnp.int32)
 
 
-def moments_file(package: str) -> Path:
-    """Return the file of the moments of a Craftax package."""
-    return Path(__file__).parent / "moments" / f"{package.rpartition('.')[2]}.npz"
+def moments_file(package: str, *, of: str = "played") -> Path:
+    """Return the file of the moments of a Craftax package: played and drawn, or fresh ones."""
+    name = package.rpartition(".")[2] + ("_fresh" if of == "fresh" else "")
+    return Path(__file__).parent / "moments" / f"{name}.npz"
 
 
 def pixel_renderer(package: str) -> Callable[[Any], jax.Array]:
@@ -205,10 +228,21 @@ class _Constants:
             directions=np.asarray(constants.DIRECTIONS),
             cells=_cells_in_view(*constants.OBS_DIM),
             view=constants.OBS_DIM,
+            item_types=getattr(constants, "ItemType", None),
+            kills_to_descend=getattr(constants, "MONSTERS_KILLED_TO_CLEAR_LEVEL", 0),
         )
 
     view: tuple[int, int]
     """Rows and columns of cells in view."""
+    item_types: Any
+    """The enum of what lies on a cell; None in Classic."""
+    kills_to_descend: int
+    """Foes of a floor that must be killed before its ladder down is open."""
+
+    def is_boss_vulnerable(self, world: Any) -> jax.Array:
+        """bool[]: the boss can be hurt now."""
+        logic = importlib.import_module(f"{self.package}.util.game_logic_utils")
+        return jnp.asarray(logic.is_boss_vulnerable(world), bool)
 
     @property
     def reach(self) -> np.ndarray:
@@ -227,10 +261,17 @@ def _feature(name: str, known: _Constants, step: WorldStep) -> Any:
     base = name.removesuffix("_diff")
     if base != name and base in _OF_WORLD:
         values = [_OF_WORLD[base](known, world) for world in (step.after, step.before)]
-        return jax.tree.map(jnp.subtract, *values)
+        return jax.tree.map(_less, *values)
     raise SkillError(
         f"there is no feature {name!r}; ask for one of {sorted({*_OF_WORLD, *_OF_STEP})}"
     )
+
+
+def _less(one: Any, other: Any) -> jax.Array:
+    """The difference of two values; of truth values -1, 0 or 1."""
+    if jnp.result_type(one).kind == "b":
+        one, other = jnp.int32(one), jnp.int32(other)
+    return jnp.subtract(one, other)
 
 
 def _cells_in_view(height: int, width: int) -> np.ndarray:
@@ -253,14 +294,45 @@ def _block_at(known: _Constants, blocks: jax.Array, positions: jax.Array) -> jax
     return jnp.where(inside, values, known.out_of_bounds)
 
 
-def _closest_blocks(known: _Constants, world: Any) -> jax.Array:
-    """int32[block types, 2, NEAREST]: the first cells of each type, in order of distance.
+def _lit(world: Any, positions: jax.Array) -> jax.Array:
+    """bool[…]: which of the positions `[…, 2]` have light; in Classic all, even in the night."""
+    if not hasattr(world, "light_map"):
+        return jnp.ones(positions.shape[:-1], bool)
+    light = world.light_map[world.player_level]
+    size = jnp.array(light.shape)
+    inside = ((positions >= 0) & (positions < size)).all(axis=-1)
+    rows, columns = jnp.moveaxis(jnp.clip(positions, 0, size - 1), -1, 0)
+    return inside & (light.at[rows, columns].get(mode="promise_in_bounds") > _LIT)
 
-    The order of the cells is the same in every step, so each type's cells become the bits of a
+
+def _seen_at(known: _Constants, world: Any, offsets: Any) -> jax.Array:
+    """BlockType values at offsets `[…, 2]` from the player; INVALID where nothing is seen."""
+    positions = world.player_position + offsets
+    return jnp.where(_lit(world, positions), _block_at(known, _blocks(world), positions), 0)
+
+
+def _closest_blocks(known: _Constants, world: Any) -> jax.Array:
+    return _closest(known, _seen_at(known, world, known.cells), known.num_blocks)
+
+
+def _closest_items(known: _Constants, world: Any) -> jax.Array:
+    """int32[item types, 2, NEAREST]: as `_closest_blocks`; a ladder down may be blocked."""
+    positions = world.player_position + known.cells
+    level, item = world.player_level, known.item_types
+    items = _block_at(known, world.item_map[level], positions)
+    blocked = world.monsters_killed[level] < known.kills_to_descend
+    down = jnp.where(blocked, item.LADDER_DOWN_BLOCKED.value, item.LADDER_DOWN.value)
+    items = jnp.where(items == item.LADDER_DOWN.value, down, items)
+    return _closest(known, jnp.where(_lit(world, positions), items, -1), len(item))
+
+
+def _closest(known: _Constants, seen: jax.Array, kinds: int) -> jax.Array:
+    """int32[kinds, 2, NEAREST]: the first cells of each kind, in order of distance.
+
+    The order of the cells is the same in every step, so each kind's cells become the bits of a
     few words and the nearest are the lowest bits: no sorting, no top-k.
     """
-    seen = _block_at(known, _blocks(world), world.player_position + known.cells)
-    matches = seen[None, :] == jnp.arange(known.num_blocks)[:, None]
+    matches = seen[None, :] == jnp.arange(kinds)[:, None]
     cells = len(known.cells)
     words = _pack(matches)
     indices = []
@@ -296,30 +368,55 @@ def _pop_lowest(words: list[jax.Array], *, none: int) -> tuple[jax.Array, list[j
 
 
 def _facing_block(known: _Constants, world: Any) -> jax.Array:
-    ahead = world.player_position + jnp.asarray(known.directions)[world.player_direction]
-    return _block_at(known, _blocks(world), ahead).astype(jnp.int32)
+    ahead = jnp.asarray(known.directions)[world.player_direction]
+    return _seen_at(known, world, ahead).astype(jnp.int32)
 
 
 def _local_map(known: _Constants, world: Any) -> jax.Array:
     """int32[rows, columns]: the cells in view, the player in the middle."""
-    offsets = np.indices(known.view).transpose(1, 2, 0) - np.array(known.view) // 2
-    seen = _block_at(known, _blocks(world), world.player_position + offsets)
-    return seen.astype(jnp.int32)
+    return _seen_at(known, world, _window(known)).astype(jnp.int32)
+
+
+def _light_map(known: _Constants, world: Any) -> jax.Array:
+    """bool[rows, columns]: the cells in view that have light, the player in the middle."""
+    return _lit(world, world.player_position + _window(known))
+
+
+def _window(known: _Constants) -> np.ndarray:
+    return np.indices(known.view).transpose(1, 2, 0) - np.array(known.view) // 2
 
 
 def _nearest_mobs(known: _Constants, world: Any) -> jax.Array:
     """int32[3, 2]: offsets of the nearest mob of each kind in view."""
     kinds = _MOBS[known.package]
-    return jnp.stack([_nearest(known, world, getattr(world, kind)) for kind in kinds])
+    return jnp.stack([_nearest(known, world, getattr(world, kind))[0] for kind in kinds])
 
 
-def _nearest(known: _Constants, world: Any, mobs: Any) -> jax.Array:
+def _closest_mobs(known: _Constants, world: Any) -> jax.Array:
+    """int32[3, 8, 2]: offsets of the nearest mob in view by MobType and the mob's own number."""
+    kinds = (world.passive_mobs, world.melee_mobs, world.ranged_mobs)
+    return jnp.stack([_nearest(known, world, mobs, types=_MOB_TYPES) for mobs in kinds])
+
+
+def _nearest_projectiles(known: _Constants, world: Any) -> jax.Array:
+    """int32[projectiles of mobs, in full Craftax also of the player; 2]."""
+    kinds = _SHOTS[known.package]
+    return jnp.stack([_nearest(known, world, getattr(world, kind))[0] for kind in kinds])
+
+
+def _nearest(known: _Constants, world: Any, mobs: Any, *, types: int = 1) -> jax.Array:
+    """int32[types, 2]: offsets of the nearest mob in view of each type; with one, of any."""
     if mobs.mask.ndim == 2:
         mobs = jax.tree.map(lambda leaf: leaf[world.player_level], mobs)
     offsets = mobs.position - world.player_position
     visible = mobs.mask & (jnp.abs(offsets) <= known.reach).all(axis=-1)
-    distance = jnp.where(visible, jnp.abs(offsets).sum(axis=-1), 2 * OUT_OF_SIGHT)
-    return jnp.where(visible.any(), offsets[jnp.argmin(distance)], OUT_OF_SIGHT)
+    visible &= _lit(world, mobs.position)
+    of_type = visible[None]
+    if types > 1:
+        of_type = visible & (mobs.type_id == jnp.arange(types)[:, None])
+    distance = jnp.where(of_type, jnp.abs(offsets).sum(axis=-1), 2 * OUT_OF_SIGHT)
+    found = offsets[jnp.argmin(distance, axis=1)]
+    return jnp.where(of_type.any(axis=1)[:, None], found, OUT_OF_SIGHT).astype(jnp.int32)
 
 
 def _intrinsics(_: _Constants, world: Any) -> jax.Array:
@@ -333,6 +430,10 @@ def _player_level(_: _Constants, world: Any) -> jax.Array:
 
 def _monsters_killed(_: _Constants, world: Any) -> jax.Array:
     return jnp.asarray(getattr(world, "monsters_killed", np.zeros(1)), jnp.int32)
+
+
+def _number(field: str, _: _Constants, world: Any) -> jax.Array:
+    return jnp.asarray(getattr(world, field), jnp.int32)
 
 
 def _damage_dealt(known: _Constants, step: WorldStep) -> jax.Array:
@@ -362,6 +463,13 @@ _OF_WORLD: Mapping[str, Callable[[_Constants, Any], Any]] = {
     "nearest_mobs": _nearest_mobs,
     "local_map": _local_map,
     "light_level": lambda _, world: jnp.asarray(world.light_level, jnp.float32),
+    "nearest_projectiles": _nearest_projectiles,
+    "closest_items": _closest_items,
+    "closest_mobs": _closest_mobs,
+    "light_map": _light_map,
+    "boss_vulnerable": lambda known, world: known.is_boss_vulnerable(world),
+    "is_resting": lambda _, world: jnp.asarray(world.is_resting, bool),
+    **{name: partial(_number, field) for name, field in _NUMBERS.items()},
 }
 _OF_STEP: Mapping[str, Callable[[_Constants, WorldStep], Any]] = {
     "is_sleeping": lambda _, step: step.after.is_sleeping,

@@ -14,7 +14,7 @@ from flowrl.games.base import COUNT, find_game
 from flowrl.paths import printable
 from flowrl.runs import PlannedStep, Remapping, TrainingRun
 from flowrl.skills.graph import SkillGraph
-from flowrl.skills.skill import Skill, Step
+from flowrl.skills.skill import ON_FLOOR, Skill, Step
 from flowrl.skills.validation.cache import parsed_function
 
 
@@ -41,14 +41,19 @@ def planned_steps(
 def _facts(names: Iterable[str], before: Sequence[Skill]) -> dict[str, int]:
     """For each fact the newest of the steps before that brought it about, by its number.
 
-    One whose done-condition depends on a count is left out: that of another step means another.
+    One whose done-condition depends on a count is left out: that of another step means another. So
+    is one that depends on a change, which is over. A floor was not left before the first move.
     """
     facts = {}
     for name in sorted(names):
-        number = max(number for number, skill in enumerate(before) if name in skill.gain)
+        numbers = (number for number, skill in enumerate(before) if name in skill.gain)
+        number = max(numbers, default=None)
+        if number is None:
+            continue
         skill = before[number]
         asks = {argument.arg for argument in parsed_function(skill.is_done).args.args}
-        if name in skill.ephemeral and COUNT not in asks:
+        passing = COUNT in asks or any(ask.endswith(("_prev", "_diff")) for ask in asks)
+        if (name in skill.ephemeral or name == ON_FLOOR) and not passing:
             facts[name] = number
     return facts
 

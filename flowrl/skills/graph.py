@@ -16,19 +16,11 @@ from types import MappingProxyType
 
 from flowrl.errors import GraphError, closest
 from flowrl.paths import printable, slug
-from flowrl.skills.planner import (
-    CAPACITY,
-    Planner,
-    able,
-    all_providers,
-    direct_needs,
-    ephemeral_items,
-    in_order,
-    kept_needs,
-    learnable,
-    why_impossible,
-)
-from flowrl.skills.skill import Skill, Step
+from flowrl.skills.floors import Floors
+from flowrl.skills.learnable import all_providers, in_order, learnable, why_impossible
+from flowrl.skills.levels import CAPACITY, able, direct_needs, ephemeral_items, kept_needs
+from flowrl.skills.planner import Planner
+from flowrl.skills.skill import ON_FLOOR, Skill, Step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +126,7 @@ class SkillGraph:
         """The steps that lead from an empty inventory to this skill at this count.
 
         The last step is the skill itself, the others are among `all_needs(name)`. Counts are
-        levels: see `flowrl.skills.planner`. The same graph always gives the same plan.
+        levels: see `flowrl.skills.levels`. The same graph always gives the same plan.
         Raises GraphError also where a step exceeds the capacity.
         """
         self._require_possible(name)
@@ -145,12 +137,13 @@ class SkillGraph:
             learned=self._learned,
             needed=all_providers(name, self._learned.chosen),
             ephemeral=ephemeral_items(self.skills.values()),
+            floors=Floors(self.skills.values()),
             capacity=self.capacity,
         )
         return planner.plan(Step(skill=name, count=count))
 
     def kept(self, steps: Sequence[Step]) -> list[dict[str, int]]:
-        """The items that each step of a plan leaves for later ones: see `flowrl.skills.planner`."""
+        """The items that each step of a plan leaves for later ones: see `flowrl.skills.levels`."""
         return kept_needs(steps, self.skills, ephemeral=ephemeral_items(self.skills.values()))
 
     @cached_property
@@ -162,6 +155,9 @@ class SkillGraph:
         return {name: number for number, name in enumerate(self._order)}
 
     def _choice(self, skill: Skill, item: str, provider: str) -> Choice:
+        if item not in self._learned.gainers:
+            why = "it leads there"
+            return Choice(skill=skill.name, item=ON_FLOOR, provider=provider, why=why, others=())
         others = tuple(
             name
             for name in able(

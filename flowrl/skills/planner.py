@@ -1,20 +1,9 @@
-"""Plans: what steps need and yield, which skills can be learned, which steps lead to one.
+"""Plans: which steps lead to a skill.
 
-**Counts are levels.** A step with count n ends when its skill's done-condition holds at n, and
-then the agent has *at least* `gain.at(n)` of each gained item: the level n is reached, not added.
-Collect Wood × 3 with one wood in the bag yields three wood, not four. Before the step the agent
-must have `requirements.at(n)`, and `consumption.at(n)` is taken away during it: the most that it
-can cost, also where part of the level was there already. What is computed is thus a lower bound,
-and a plan that succeeds here never asks for an item that it did not provide for.
-
-So the count of a provider is the *whole* amount that later steps need of the item until the next
-provider of it: what they consume together, or the largest amount that one of them must see.
-
-**Facts.** Resources, tools and achievements are all items; no skill consumes a tool.
-An ephemeral item (near a table) lasts only while the player stays. A step *stays* when it requires
-or gains an ephemeral item (placing, crafting); any other step may walk away, and ends them all.
-
-**Capacity.** No level can be above the capacity of the inventory.
+**Floors.** A step can be done on some floors (`flowrl.skills.floors`). Backwards, a plan knows the
+floors on which the player may be. What can be provided there comes first, and of that what is
+farthest from the first floor. Where nothing can, the way from the nearest floor where something
+can be provided comes before.
 
 **Planning.** A plan is built backwards from the goal. Of what is needed at a moment, the ephemeral
 comes first, so that its provider stands right before its consumer; tools that are made at the same
@@ -26,295 +15,27 @@ superfluous are removed until none is.
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
-
-import networkx as nx
+from functools import cached_property
+from typing import NamedTuple
 
 from flowrl.errors import GraphError
-from flowrl.skills.skill import Skill, Step
+from flowrl.skills.floors import START, Floors, Move, counts_floors, reached_by, route
+from flowrl.skills.learnable import Learnable
+from flowrl.skills.levels import count_for, entry_needs, excess, needs_before
+from flowrl.skills.skill import ON_FLOOR, Skill, Step
 
-CAPACITY = 9  # of each item, unless the game says another
 _STEP_LIMIT = 1_000
-_ADD = "add a skill that gains it, or correct the name"
-_DRAWN = 4  # skills of a long circle that are named, at either end
 
 
-def entry_needs(skill: Skill, count: int) -> dict[str, int]:
-    """Return the items that must be there when a step starts: those it requires or consumes."""
-    needs: dict[str, int] = {}
-    for item, amount in chain(skill.requirements.items(), skill.consumption.items()):
-        if amount.at(count) > 0:
-            needs[item] = max(needs.get(item, 0), amount.at(count))
-    return needs
+class _Before(NamedTuple):
+    """A step that may come before another, and what must be there when it starts."""
 
-
-def excess(skill: Skill, count: int, *, capacity: int) -> str:
-    """Return which amount of a step is over the capacity of the inventory, "" for none."""
-    levels = {item: amount.at(count) for item, amount in skill.gain.items()}
-    for item, level in (*levels.items(), *entry_needs(skill, count).items()):
-        if level > capacity:
-            what = f"{skill.name} × {count} needs or yields {level} {item}"
-            return f"{what}; at most {capacity} can be carried"
-    return ""
-
-
-def needs_before(
-    needs: Mapping[str, int], skill: Skill, count: int, *, ephemeral: frozenset[str]
-) -> dict[str, int] | None:
-    """Return the items that must be there before a step so that `needs` holds after it.
-
-    None when it cannot: the step would end an ephemeral item that is needed after it.
-    """
-    before = {
-        item: need
-        for item, need in needs.items()
-        if item not in skill.gain or skill.gain[item].at(count) < need
-    }
-    if not stays(skill, ephemeral) and not ephemeral.isdisjoint(before):
-        return None
-    for item, amount in skill.consumption.items():
-        if item in before:
-            before[item] += amount.at(count)
-    for item, need in entry_needs(skill, count).items():
-        before[item] = max(before.get(item, 0), need)
-    return before
-
-
-def kept_needs(
-    steps: Sequence[Step], skills: Mapping[str, Skill], *, ephemeral: frozenset[str]
-) -> list[dict[str, int]]:
-    """For each step of a plan, the items that it must leave for later steps, and how many.
-
-    Items that the step itself yields in that amount are not among them.
-    """
-    kept: list[dict[str, int]] = []
-    needs: dict[str, int] = {}
-    for step in reversed(steps):
-        gain = skills[step.skill].gain
-        own = {item for item, need in needs.items() if item in gain}
-        own = {item for item in own if gain[item].at(step.count) >= needs[item]}
-        kept.append({item: need for item, need in needs.items() if item not in own})
-        before = needs_before(needs, skills[step.skill], step.count, ephemeral=ephemeral)
-        if before is None:
-            raise GraphError(f"{step.skill} ends what a later step needs: {', '.join(needs)}")
-        needs = before
-    return kept[::-1]
-
-
-def ephemeral_items(skills: Iterable[Skill]) -> frozenset[str]:
-    """The items that any of the skills calls ephemeral."""
-    return frozenset(chain.from_iterable(skill.ephemeral for skill in skills))
-
-
-def stays(skill: Skill, ephemeral: frozenset[str]) -> bool:
-    """Return whether ephemeral items outlast the skill: it requires or gains one itself."""
-    return any(item in ephemeral for item in chain(skill.requirements, skill.gain))
-
-
-def count_for(skill: Skill, item: str, need: int, *, capacity: int) -> int | None:
-    """The least count at which a skill yields this much of an item; None when none does."""
-    count = skill.gain[item].least_n(need) if item in skill.gain else None
-    if count is None or any(amount.at(count) > capacity for amount in skill.gain.values()):
-        return None
-    return count
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Learnable:
-    """The skills that can be learned, found round by round.
-
-    The first round takes the skills that need nothing, each next one those whose every need is
-    yielded, in the amount asked for, by a skill of an earlier round. Then skills of the user's own
-    take the place of embedded providers, unless they depend on the skill that has the need.
-    """
-
-    rank: Mapping[str, int]  # skill → its place in the order of rounds; none for the impossible
-    chosen: Mapping[str, Mapping[str, str]]  # skill → item that it needs → provider
-    gainers: Mapping[str, tuple[str, ...]]  # item → the skills that yield it, preferred first
-
-
-def direct_needs(skill: Skill) -> dict[str, int]:
-    """Return the needs of a skill at count 1, and 1 of each need of higher counts only."""
-    amounts = (*skill.requirements.items(), *skill.consumption.items())
-    return {item: 1 for item, amount in amounts if amount} | entry_needs(skill, 1)
-
-
-def able(skills: Iterable[Skill], item: str, need: int, *, capacity: int) -> Iterator[str]:
-    """Those of the skills that can yield this much of an item at some count."""
-    for skill in skills:
-        if count_for(skill, item, need, capacity=capacity) is not None:
-            yield skill.name
-
-
-def learnable(skills: Mapping[str, Skill], *, capacity: int) -> Learnable:
-    """Return the skills that can be learned and the provider of each need, deterministically."""
-    search = _Search(skills, capacity)
-    ready: Iterable[str] = skills
-    while ready:
-        ready = search.learn(ready)
-    chosen, yielders = search.chosen, search.yielders
-    _prefer_own(skills, chosen, capacity=capacity)
-    for skill in skills.values():
-        for item in _yields(skill) if skill.name not in chosen else ():
-            yielders.setdefault(item, []).append(skill)
-    return Learnable(
-        rank={name: place for place, name in enumerate(in_order(chosen, by=chosen))},
-        chosen=chosen,
-        gainers={item: tuple(skill.name for skill in offers) for item, offers in yielders.items()},
-    )
-
-
-def in_order(chosen: Mapping[str, Mapping[str, str]], *, by: Iterable[str]) -> tuple[str, ...]:
-    """The skills, each after the providers chosen for it, else in the order of `by`."""
-    edges = nx.DiGraph()
-    edges.add_nodes_from(chosen)
-    for name, providers in chosen.items():
-        edges.add_edges_from((provider, name) for provider in providers.values())
-    place = {name: place for place, name in enumerate(by)}
-    return tuple(nx.lexicographical_topological_sort(edges, key=place.__getitem__))
-
-
-def all_providers(name: str, chosen: Mapping[str, Mapping[str, str]]) -> set[str]:
-    """The skills that provide a skill's needs, and theirs."""
-    providers: set[str] = set()
-    unseen = [name]
-    while unseen:
-        new = set(chosen[unseen.pop()].values()) - providers
-        providers |= new
-        unseen.extend(new)
-    return providers
-
-
-class _Search:
-    """The rounds in which skills are learned; each looks only at skills that need what is new."""
-
-    def __init__(self, skills: Mapping[str, Skill], capacity: int) -> None:
-        self.chosen: dict[str, dict[str, str]] = {}
-        self.yielders: dict[str, list[Skill]] = {}  # learned ones
-        self._skills, self._capacity = skills, capacity
-        self._place = {name: place for place, name in enumerate(skills)}
-        self._needing: dict[str, list[str]] = {}
-        for name, skill in skills.items():
-            for item in direct_needs(skill):
-                self._needing.setdefault(item, []).append(name)
-
-    def learn(self, names: Iterable[str]) -> list[str]:
-        """Learn those of the skills that have their providers; returns which to look at next."""
-        offers = {name: self._providers(self._skills[name]) for name in names}
-        learned = {name: providers for name, providers in offers.items() if providers is not None}
-        self.chosen |= learned
-        new: dict[str, None] = {}
-        for skill in _growing_first(self._skills[name] for name in learned):
-            for item in _yields(skill):
-                self.yielders.setdefault(item, []).append(skill)
-                new[item] = None
-        needing = {name for item in new for name in self._needing.get(item, ())}
-        return sorted(needing - self.chosen.keys(), key=self._place.__getitem__)
-
-    def _providers(self, skill: Skill) -> dict[str, str] | None:
-        """The learned provider of each need of a skill; None while one is missing."""
-        providers: dict[str, str] = {}
-        for item, need in direct_needs(skill).items():
-            named = skill.provided_by.get(item)
-            learned = (e for e in self.yielders.get(item, ()) if named in (None, e.name))
-            provider = next(able(learned, item, need, capacity=self._capacity), None)
-            if provider is None:
-                return None
-            providers[item] = provider
-        return providers
-
-
-def _prefer_own(
-    skills: Mapping[str, Skill], chosen: dict[str, dict[str, str]], *, capacity: int
-) -> None:
-    """Let the user's own skills provide what embedded ones do, where that closes no circle.
-
-    One that yields a fixed amount does not take the place of one that yields as much as is asked.
-    """
-    served: dict[str, list[str]] = {}  # item → skills that have it from an embedded one
-    for name, providers in chosen.items():
-        for item, provider in providers.items():
-            if skills[provider].embedded and item not in skills[name].provided_by:
-                served.setdefault(item, []).append(name)
-    for own in [skills[name] for name in chosen if not skills[name].embedded]:
-        for item in [item for item in _yields(own) if item in served]:
-            needed = {own.name, *all_providers(own.name, chosen)}
-            for name in [name for name in served[item] if name not in needed]:
-                need = direct_needs(skills[name])[item]
-                grows = own.gain[item].per or not skills[chosen[name][item]].gain[item].per
-                if grows and count_for(own, item, need, capacity=capacity) is not None:
-                    chosen[name][item] = own.name
-                    served[item].remove(name)
-
-
-def why_impossible(
-    name: str, skills: Mapping[str, Skill], learned: Learnable, *, capacity: int
-) -> GraphError:
-    """Follow needs that cannot be provided until one is unknown or the path closes."""
-    path = {name: 0}
-    while True:
-        skill = skills[name]
-        offers = (
-            (item, need, _offers(skill, item, skills, learned, capacity=capacity))
-            for item, need in direct_needs(skill).items()
-        )
-        item, need, gainers = next(x for x in offers if learned.rank.keys().isdisjoint(x[2]))
-        if not gainers:
-            return GraphError(_missing(skill, item, need, learned))
-        name = next((other for other in gainers if other != skill.name), skill.name)
-        if name in path:
-            return GraphError(
-                f"skills need one another in a circle: {_drawn([*path][path[name] :])}; "
-                "drop one need"
-            )
-        path[name] = len(path)
-
-
-def _offers(
-    skill: Skill, item: str, skills: Mapping[str, Skill], learned: Learnable, *, capacity: int
-) -> list[str]:
-    """The skills that a need may come from: the named one, or all that yield enough."""
-    gainers = learned.gainers.get(item, ())
-    named = skill.provided_by.get(item)
-    offered = (skills[name] for name in gainers if named in (None, name))
-    return list(able(offered, item, direct_needs(skill)[item], capacity=capacity))
-
-
-def _drawn(circle: Sequence[str]) -> str:
-    """A circle of skills as a line, the middle of a long one left out."""
-    names = list(circle)
-    if len(names) > 2 * _DRAWN:
-        names[_DRAWN:-_DRAWN] = [f"… {len(names) - 2 * _DRAWN} more …"]
-    return " → ".join([*names, names[0]])
-
-
-def _growing_first(skills: Iterable[Skill]) -> list[Skill]:
-    """Skills whose gain grows with the count before those that yield a fixed amount."""
-    return sorted(skills, key=lambda skill: not any(gain.per for gain in skill.gain.values()))
-
-
-def _yields(skill: Skill) -> list[str]:
-    return [item for item, amount in skill.gain.items() if amount]
-
-
-def _missing(skill: Skill, item: str, need: int, learned: Learnable) -> str:
-    named = skill.provided_by.get(item)
-    if named is not None:
-        offers = ", ".join(learned.gainers.get(item, ()))
-        return (
-            f"{skill.name!r} says that {need} {item} is provided by {named!r}, which is no such "
-            f"skill here; {f'skills that gain {item}: {offers}' if offers else _ADD}"
-        )
-    if offers := ", ".join(learned.gainers.get(item, ())):
-        return f"{skill.name!r} requires {need} {item}, more than {offers} can yield; require less"
-    close = difflib.get_close_matches(item, learned.gainers, n=3, cutoff=0.5)
-    offers = ", ".join(f"{gain} ({learned.gainers[gain][0]})" for gain in close)
-    remedy = f"closest are {offers}" if offers else _ADD
-    return f"{skill.name!r} requires {item!r}, which no skill gains; {remedy}"
+    step: Step
+    needs: dict[str, int]
+    floors: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -323,11 +44,12 @@ class _Place:
 
     step: Step
     needs: dict[str, int]  # what must be there when the step starts
+    floors: frozenset[int]  # where the player must be then
     chosen: Mapping[str, str]  # the provider of each of them
-    before: Iterator[tuple[Step, dict[str, int]]]  # the preferred first, each with its needs
+    before: Iterator[_Before]  # the preferred first
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Planner:
     """The planner's input: the skills, those that may be steps, and how they were learned."""
 
@@ -335,6 +57,7 @@ class Planner:
     learned: Learnable
     needed: Collection[str]  # the skills that the goal's needs may come from
     ephemeral: frozenset[str]
+    floors: Floors
     capacity: int
 
     def plan(self, goal: Step) -> tuple[Step, ...]:
@@ -344,8 +67,7 @@ class Planner:
         """
         if said := excess(self.skills[goal.skill], goal.count, capacity=self.capacity):
             raise GraphError(said)
-        names = [step.skill for step in self._ordered(goal)]
-        return self._pruned(names, goal)
+        return self._pruned(self._ordered(goal))
 
     def _ordered(self, goal: Step) -> list[Step]:
         """The steps in order, found from the goal backwards, depth first.
@@ -353,23 +75,35 @@ class Planner:
         Where nothing can come before a step, because more would have to be carried than the
         inventory holds, the latest place that has another preferred step takes that one.
         """
-        needs = entry_needs(self.skills[goal.skill], goal.count)
-        path = [self._place(goal, needs, self.learned.chosen[goal.skill])]
-        stuck = ""
+        chosen = self.learned.chosen[goal.skill]
+        path, seen, stuck = [self._place(self._first(goal), chosen)], set[object](), ""
         for _ in range(_STEP_LIMIT):
             place = path[-1]
-            if not place.needs:
+            if not place.needs and START in place.floors:
                 return [each.step for each in reversed(path)]
-            step, before = next(place.before, (None, {}))
-            if step is not None:
-                chosen = self._chosen(before, place.chosen, step.skill)
-                path.append(self._place(step, before, chosen))
+            before = next(place.before, None)
+            if before is not None:
+                state = frozenset(before.needs.items()), before.floors
+                if state in seen:  # nothing could come before it, or it goes round in a circle
+                    continue
+                seen.add(state)
+                chosen = self._chosen(before.needs, place.chosen, before.step.skill)
+                path.append(self._place(before, chosen))
                 continue
             stuck = stuck or self._nothing_before(place)
             path.pop()
             if not path:
                 break
         raise GraphError(stuck or f"the plan for {goal.skill!r} has over {_STEP_LIMIT} steps")
+
+    def _first(self, goal: Step) -> _Before:
+        """The goal, with what must be there when it starts."""
+        skill = self.skills[goal.skill]
+        starts = self.floors.starts(skill, goal.count) & self._reached
+        if not starts:
+            what = f"{goal.skill!r} × {goal.count} is done on a floor to which nothing leads"
+            raise GraphError(f"{what} that it needs; ask for another count")
+        return _Before(goal, entry_needs(skill, goal.count), starts)
 
     def _chosen(
         self, needs: Mapping[str, int], before: Mapping[str, str], skill: str
@@ -384,35 +118,68 @@ class Planner:
             item: min(names, key=self.learned.rank.__getitem__) for item, names in options.items()
         }
 
-    def _place(self, step: Step, needs: dict[str, int], chosen: Mapping[str, str]) -> _Place:
-        steps = self._by_preference(needs, chosen)
-        options = ((each, self._before(needs, each)) for each in steps)
-        before = ((each, needs) for each, needs in options if needs is not None)
-        return _Place(step=step, needs=needs, chosen=chosen, before=before)
+    def _place(self, found: _Before, chosen: Mapping[str, str]) -> _Place:
+        step, needs, floors = found
+        options = (
+            self._before(needs, floors, each) for each in self._by_preference(needs, floors, chosen)
+        )
+        before = (each for each in options if each is not None)
+        return _Place(step=step, needs=needs, floors=floors, chosen=chosen, before=before)
 
     def _nothing_before(self, place: _Place) -> str:
         wanted = ", ".join(f"{need} {item}" for item, need in sorted(place.needs.items()))
+        if START not in place.floors:
+            wanted += f"{', ' if wanted else ''}{ON_FLOOR} {min(place.floors)}"
         return (
             f"nothing can provide {wanted} before {place.step.skill!r} within a capacity of "
             f"{self.capacity}; lower what the skills require or consume"
         )
 
-    def _by_preference(self, needs: Mapping[str, int], chosen: Mapping[str, str]) -> list[Step]:
+    def _by_preference(
+        self, needs: Mapping[str, int], floors: frozenset[int], chosen: Mapping[str, str]
+    ) -> Iterator[Step]:
+        """The providers, or the moves from where they can be; then those that should be elsewhere.
+
+        What takes a player the farthest from the first floor comes first, so late in the plan.
+        """
         providers = {item: self._provider(item, need, chosen[item]) for item, need in needs.items()}
         steps = {item: step for item, step in providers.items() if step is not None}
 
-        def late_first(item: str) -> tuple[bool, int, str]:
-            return item in self.ephemeral, -self.learned.rank[steps[item].skill], item
+        def late_first(item: str) -> tuple[bool, int, int, str]:
+            name = steps[item].skill
+            return item in self.ephemeral, -self._depths[name], -self.learned.rank[name], item
 
-        return [steps[item] for item in sorted(steps, key=late_first)]
+        elsewhere = []
+        for step in [steps[item] for item in sorted(steps, key=late_first)]:
+            if way := self._way(step.skill, floors):
+                yield way[-1].step
+                elsewhere.append(step)
+            else:
+                yield step
+        if not needs and (way := route(self._moves, {START}, floors)):
+            yield way[-1].step
+        yield from elsewhere
 
-    def _before(self, needs: Mapping[str, int], step: Step) -> dict[str, int] | None:
-        """Return the items that must be there before the step; None when that can never be."""
+    def _way(self, name: str, floors: frozenset[int]) -> tuple[Move, ...] | None:
+        """The moves from where a skill should be done to one of the floors."""
+        ends, depth = self.floors.ends(self.skills[name]) & self._reached, self.floors.depths
+        if ends & floors and self._depths[name] >= min(depth[floor] for floor in floors):
+            return ()
+        home = {floor for floor in ends if depth[floor] <= self._depths[name]}
+        return route(self._moves, home, floors)
+
+    def _before(
+        self, needs: Mapping[str, int], floors: frozenset[int], step: Step
+    ) -> _Before | None:
+        """Return what must be there before the step; None when that can never be."""
         skill = self.skills[step.skill]
+        starts = self.floors.before(floors, skill, step.count) & self._reached
         before = needs_before(needs, skill, step.count, ephemeral=self.ephemeral)
-        if before is None or not all(self._provider(*need) for need in before.items()):
+        if not starts or before is None:
             return None
-        return before
+        if not all(self._provider(*need) for need in before.items()):
+            return None
+        return _Before(step, before, starts)
 
     def _provider(self, item: str, need: int, first: str | None = None) -> Step | None:
         """The preferred skill that can reach this level, at the smallest count that does."""
@@ -423,47 +190,73 @@ class Planner:
                 return Step(skill=name, count=count)
         return None
 
-    def _pruned(self, names: list[str], goal: Step) -> tuple[Step, ...]:
-        steps = self._counted(names, goal)
-        if steps is None:
-            raise GraphError(f"no order of steps makes {goal.skill!r} possible")
-        while shorter := next(self._shorter(names, goal), None):
-            names, steps = shorter
-        return steps
+    def _pruned(self, steps: list[Step]) -> tuple[Step, ...]:
+        counted = self._counted(steps)
+        if counted is None:
+            raise GraphError(f"no order of steps makes {steps[-1].skill!r} possible")
+        while shorter := next(self._shorter(counted), None):
+            counted = shorter
+        return counted
 
-    def _shorter(
-        self, names: list[str], goal: Step
-    ) -> Iterator[tuple[list[str], tuple[Step, ...]]]:
-        """The plans that succeed without one step, by names and steps; a late step goes first.
+    def _shorter(self, steps: Sequence[Step]) -> Iterator[tuple[Step, ...]]:
+        """The plans that succeed without one step, or without two moves; a late step goes first.
 
         A step on which alone a needed item hangs is not tried.
         """
-        providers = Counter(item for name in names for item in self.skills[name].gain)
-        needed = {item for name in names for item in entry_needs(self.skills[name], 1)}
-        named = {other for name in names for other in self.skills[name].provided_by.values()}
-        for place in range(len(names) - 2, -1, -1):
-            gain = self.skills[names[place]].gain
-            alone = any(item in needed and providers[item] == 1 for item in gain)
-            rest = names[:place] + names[place + 1 :]
-            if names[place] not in named and not alone and (steps := self._counted(rest, goal)):
-                yield rest, steps
+        skills = [self.skills[step.skill] for step in steps]
+        providers = Counter(item for skill in skills for item in skill.gain)
+        needed = {item for skill in skills for item in entry_needs(skill, 1)}
+        named = {other for skill in skills for other in skill.provided_by.values()}
+        moves = [place for place in range(len(steps) - 1) if ON_FLOOR in skills[place].gain]
+        pairs = [{one, other} for one in moves for other in moves if one < other]
+        for left_out in (*({place} for place in range(len(steps) - 2, -1, -1)), *pairs):
+            gains = [item for place in left_out for item in skills[place].gain]
+            alone = any(item in needed and providers[item] == 1 for item in gains)
+            if alone or any(steps[place].skill in named for place in left_out):
+                continue
+            rest = [step for place, step in enumerate(steps) if place not in left_out]
+            if counted := self._counted(rest):
+                yield counted
 
-    def _counted(self, names: list[str], goal: Step) -> tuple[Step, ...] | None:
+    def _counted(self, steps: Sequence[Step]) -> tuple[Step, ...] | None:
         """The steps in this order with the smallest counts; None when they do not succeed."""
-        steps = [goal]
-        needs: dict[str, int] | None = entry_needs(self.skills[goal.skill], goal.count)
-        for name in reversed(names[:-1]):
-            step = Step(skill=name, count=self._smallest_count(name, needs))
-            gains = self.skills[name].gain.values()
-            if any(amount.at(step.count) > self.capacity for amount in gains):
+        found = [self._first(steps[-1])]
+        for given in reversed(steps[:-1]):
+            (_, needs, floors), skill, step = found[-1], self.skills[given.skill], given
+            if not counts_floors(skill):
+                step = Step(skill=given.skill, count=self._smallest_count(given.skill, needs))
+            if any(amount.at(step.count) > self.capacity for amount in skill.gain.values()):
                 return None
-            needs = self._before(needs, step)
-            if needs is None:
+            before = self._before(needs, floors, step)
+            if before is None:
                 return None
-            steps.append(step)
-        return tuple(reversed(steps)) if not needs else None
+            found.append(before)
+        possible = not found[-1].needs and START in found[-1].floors
+        return tuple(each.step for each in reversed(found)) if possible else None
 
     def _smallest_count(self, name: str, needs: Mapping[str, int]) -> int:
         gain = self.skills[name].gain
         counts = [gain[item].least_n(needs[item]) or 1 for item in gain if item in needs]
         return max(counts, default=1)
+
+    @cached_property
+    def _moves(self) -> list[Move]:
+        """The moves that may be steps."""
+        return [move for move in self.floors.moves if move.step.skill in self.needed]
+
+    @cached_property
+    def _reached(self) -> frozenset[int]:
+        """The floors to which the moves lead that may be steps."""
+        return reached_by(self._moves)
+
+    @cached_property
+    def _depths(self) -> Mapping[str, int]:
+        """The distance from the first floor that a player must go for each skill."""
+        depths: dict[str, int] = {}
+        for name in sorted(self.needed, key=self.learned.rank.__getitem__):
+            ends = self.floors.ends(self.skills[name]) & self._reached
+            own = min((self.floors.depths[floor] for floor in ends), default=0)
+            needs = self.learned.chosen[name].items()
+            others = (depths[other] for item, other in needs if item in self.learned.gainers)
+            depths[name] = max([own, *others])
+        return depths

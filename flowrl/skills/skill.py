@@ -25,19 +25,20 @@ from flowrl.errors import (
     closest,
     closest_file,
 )
-from flowrl.games.base import find_game, known_games
+from flowrl.games.base import Game, find_game, known_games
 from flowrl.paths import display_name, printable
+from flowrl.skills.amount import Amount
 from flowrl.skills.validation.syntax import (
     CONSTANTS,
     SOURCE_LIMIT_BYTES,
     check_skill_source,
+    fitting_games,
     literal,
 )
 
-_AMOUNT_LIMIT = 1_000  # of either coefficient
-_AMOUNT_TEXT_LIMIT = 100
 _AMOUNTS = ("requirements", "consumption", "gain")
 _ITEM = re.compile(r"[a-z][a-z0-9_]{0,63}")
+ON_FLOOR = "on_floor"  # an item whose amount is exact: the floor that the player is on
 _CODE = ("is_done", "reward", "code")  # keys of skill data
 _SETTINGS = """
 total_timesteps success_state_rate lr anneal_lr num_envs num_steps update_epochs num_minibatches
@@ -45,68 +46,9 @@ gamma gae_lambda clip_eps ent_coef vf_coef max_grad_norm coverage_bonus max_task
 """
 SKILL_SETTINGS = tuple(_SETTINGS.split())  # flags that may differ from skill to skill
 _OF_GRAPH = ("env_name", "layer_size", "activation", "sight")
+_MOST_FLOORS = 99
 _MOST_FRAMES, _MOST_OF_SETTING = 10**12, 100_000
 _MOST_ROWS = 2**22  # of an update
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Amount:
-    """The amount of an item at count n: `per * n + base`, never negative for n ≥ 1.
-
-    >>> Amount.parse("lambda n: 4*n + 0").at(2)
-    8
-    >>> str(Amount.parse("1 + 4 * n"))
-    '4*n + 1'
-    """
-
-    per: int
-    base: int
-
-    def __post_init__(self) -> None:
-        if (
-            not 0 <= self.per <= _AMOUNT_LIMIT
-            or abs(self.base) > _AMOUNT_LIMIT
-            or self.per + self.base < 0
-        ):
-            raise SkillError(f"the amount {self} is negative or over {_AMOUNT_LIMIT}; correct it")
-
-    def __bool__(self) -> bool:
-        return self.per > 0 or self.base > 0
-
-    def __str__(self) -> str:
-        if self.per == 0:
-            return str(self.base)
-        linear = "n" if self.per == 1 else f"{self.per}*n"
-        sign = "-" if self.base < 0 else "+"
-        return f"{linear} {sign} {abs(self.base)}" if self.base else linear
-
-    def at(self, n: int) -> int:
-        """The amount at count `n`."""
-        return self.per * n + self.base
-
-    def least_n(self, need: int) -> int | None:
-        """The least count ≥ 1 whose amount is at least `need`; None when no count will do."""
-        if self.at(1) >= need:
-            return 1
-        return None if self.per == 0 else -((self.base - need) // self.per)
-
-    @staticmethod
-    def parse(written: object) -> Amount:
-        """The amount in a number or a text such as `n`, `4*n + 1` or `lambda n: 4*n + 0`."""
-        text = str(written).strip()
-        remedy = "write '4*n + 1'"
-        if len(text) > _AMOUNT_TEXT_LIMIT:
-            raise SkillError(f"{text[:40]!r}… is not an amount; {remedy}")
-        try:
-            node = ast.parse(text, mode="eval").body
-        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            raise SkillError(f"{text!r} is not an amount; {remedy}") from error
-        if isinstance(node, ast.Lambda) and ast.unparse(node.args) == "n":
-            node = node.body
-        linear = _linear(node)
-        if linear is None:
-            raise SkillError(f"{text!r} is not linear in n; {remedy}")
-        return Amount(per=linear[0], base=linear[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +69,9 @@ class Skill:
     """A thing that an agent can learn, with its needs and its yield.
 
     `requirements` must hold when the skill starts, `consumption` is used up, `gain` holds when it
-    is done; `ephemeral` names those gains that last only while nothing moves the player. A step of
-    a plan may take `max_steps` environment steps; None leaves it to `--max_task_steps`.
+    is done; `ephemeral` names those gains that last only while nothing moves the player. It can be
+    done on `floors` of the game; without, on all, or where `on_floor` is required. A step of a plan
+    may take `max_steps` environment steps; None leaves it to `--max_task_steps`.
     `provided_by` names the skill that an item of its needs must come from, `like` the skill whose
     expert a new one begins as a copy of, `training` the settings with which it is trained.
     """
@@ -141,6 +84,7 @@ class Skill:
     ephemeral: frozenset[str]
     is_done: str  # source of the predicate, `def task_is_done(…)`
     reward: str  # source of the reward, `def task_reward(…)`
+    floors: tuple[int, ...] = ()
     max_steps: int | None = None
     provided_by: Mapping[str, str] = field(default_factory=dict)  # item → name of a skill
     like: str | None = None
@@ -161,6 +105,7 @@ class Skill:
             "ephemeral": sorted(self.ephemeral),
             "is_done": self.is_done,
             "reward": self.reward,
+            **({"floors": list(self.floors)} if self.floors else {}),
             **({} if self.max_steps is None else {"max_steps": self.max_steps}),
             **({"training": dict(self.training)} if self.training else {}),
             **({"provided_by": dict(self.provided_by)} if self.provided_by else {}),
@@ -206,13 +151,33 @@ def parse_skill(
             case ast.Assign(targets=[ast.Name(id=name)], value=value):
                 constants[name] = literal(value, place)
                 lines[name] = node.lineno
-    return Skill(
+    skill = Skill(
         **_read_constants(constants, lambda name: f"{place}:{lines.get(name, 1)}"),
         is_done=functions["task_is_done"],
         reward=functions["task_reward"],
         trusted=trusted,
         origin=CodeOrigin(place, lines["task_is_done"], lines["task_reward"], exact),
     )
+    bodies = [node for node in module.body if isinstance(node, ast.FunctionDef)]
+    fitting = fitting_games(bodies, games, trusted=trusted)
+    if all(problems := [missing_in(game, skill) for game in fitting]):
+        raise SkillError(f"{place}:{lines.get('gain', 1)}: {problems[-1]}")
+    return skill
+
+
+def missing_in(game: Game, skill: Skill) -> str:
+    """Return what a skill needs that a game does not have, its inventory or floors; "" if none."""
+    for item, amount in skill.gain.items():
+        most = game.limits.get(item, amount.at(1))
+        if item in game.items and amount.at(1) > most:
+            what = f"{skill.name} gains {amount.at(1)} {item}, and {game.name} holds {most} of it"
+            return f"{what}; gain no more"
+    exact = [skill.requirements.get(ON_FLOOR), skill.gain.get(ON_FLOOR)]
+    named = [amount.base for amount in exact if amount is not None and not amount.per]
+    floor = max([*named, min(skill.floors, default=0)])
+    if floor < game.floors:
+        return ""
+    return f"{game.name} has no floor {floor}; its floors are 0 to {game.floors - 1}"
 
 
 def skill_from_data(skill_name: Any, data: Mapping[str, Any], *, trusted: bool = False) -> Skill:
@@ -316,15 +281,16 @@ def _read_constants(constants: Mapping[str, Any], at: Callable[[str], str]) -> d
     except NameRefusedError as error:
         raise SkillError(f"{at('name')}: {error}; choose another") from error
     amounts = {key: _amounts(constants.get(key, {}), key, at(key)) for key in _AMOUNTS}
-    if not any(amounts["gain"].values()):
+    if not any(amounts["gain"].values()) and ON_FLOOR not in amounts["gain"]:
         raise SkillError(f"{at('gain')}: gain is empty; say what the skill {name!r} yields")
     described = _text_of(constants.get("description") or name, "description", at("description"))
     ephemeral = constants.get("ephemeral", ())
     if not isinstance(ephemeral, list | tuple | set):
         raise SkillError(f'{at("ephemeral")}: ephemeral is not a list; write ["near_table"]')
     for item in ephemeral:
-        if item not in list(amounts["gain"]):
-            what = f"ephemeral names {item!r}, which is not in gain; add it"
+        if item not in list(amounts["gain"]) or item == ON_FLOOR:
+            why = "ends by itself; leave it out" if item == ON_FLOOR else "is not in gain; add it"
+            what = f"ephemeral names {item!r}, which {why}"
             raise SkillError(f"{at('ephemeral')}: {what}")
     most = constants.get("max_steps")
     if most is not None and not (type(most) is int and 0 < most <= MOST_STEPS):
@@ -336,10 +302,29 @@ def _read_constants(constants: Mapping[str, Any], at: Callable[[str], str]) -> d
         "description": described.strip(),
         **amounts,
         "ephemeral": frozenset(ephemeral),
+        "floors": _floors(constants.get("floors"), amounts, at),
         "max_steps": most,
         **_other_skills(constants, needs, at),
         "training": _training(constants.get("training", {}), at("training")),
     }
+
+
+def _floors(
+    written: object, amounts: Mapping[str, Mapping[str, Amount]], at: Callable[[str], str]
+) -> tuple[int, ...]:
+    """The floors on which a skill can be done; none if it does not say."""
+    if ON_FLOOR in amounts["consumption"]:
+        what = f"{ON_FLOOR} is not used up; write it among the requirements, or in gain"
+        raise SkillError(f"{at('consumption')}: {what}")
+    if written is None:
+        return ()
+    floors = list(written) if isinstance(written, list | tuple | set) else []
+    if not floors or not all(type(floor) is int and 0 <= floor <= _MOST_FLOORS for floor in floors):
+        raise SkillError(f"{at('floors')}: floors is no list of floors; write [0, 2, 5]")
+    if ON_FLOOR in amounts["requirements"]:
+        what = f"floors and a required {ON_FLOOR} both say where it is done; keep one of them"
+        raise SkillError(f"{at('floors')}: {what}")
+    return tuple(sorted(set(floors)))
 
 
 def _other_skills(
@@ -416,23 +401,3 @@ def _amounts(value: Any, key: str, place: str) -> dict[str, Amount]:
         except SkillError as error:
             raise SkillError(f"{place}: {key} of {item}: {error}") from error
     return amounts
-
-
-def _linear(node: ast.expr) -> tuple[int, int] | None:
-    """The coefficients (per, base) of an expression in n; None when it is not linear."""
-    match node:
-        case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
-            whole = abs(value) <= _AMOUNT_LIMIT and value == int(value)
-            return (0, int(value)) if whole else None
-        case ast.Name(id="n"):
-            return 1, 0
-        case ast.BinOp(left=left, op=op, right=right):
-            one, other = _linear(left), _linear(right)
-            if one is None or other is None:
-                return None
-            if isinstance(op, ast.Add | ast.Sub):
-                sign = 1 if isinstance(op, ast.Add) else -1
-                return one[0] + sign * other[0], one[1] + sign * other[1]
-            if isinstance(op, ast.Mult) and not (one[0] and other[0]):
-                return one[0] * other[1] + other[0] * one[1], one[1] * other[1]
-    return None

@@ -129,3 +129,47 @@ def test_two_files_of_a_folder_with_one_name_are_refused(tmp_path, flowrl):
     first, second = flowrl("check", folder, "--no_trace", code=1).out.splitlines()
     assert first.startswith(f"{folder / 'a.py'}: ok: ")
     assert second == f"{folder / 'b.py'}: {folder / 'a.py'} is 'Collect Wood', too; rename one"
+
+
+FULL = "Craftax-Symbolic-v1"
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "told"),
+    [
+        ('{"wood": "n"}', '{"bow": 2}', "gains 2 bow, and Craftax-Symbolic-v1 holds 1 of it; gain"),
+        ('{"wood": "n"}', '{"wood": "n"}\nfloors = [12]', "has no floor 12; its floors are 0 to 8"),
+        ('{"wood": "n"}', '{"on_floor": 9}', "has no floor 9; its floors are 0 to 8"),
+        (
+            "inventory.wood >= n",
+            "Achievement.DEFEAT_ORC_SOLDIER.value > n",
+            "closest are DEFEAT_ORC_SOLIDER, DEFEAT_ORC_MAGE, DEFEAT_KOBOLD, so spelt in the game",
+        ),
+        (
+            "def task_is_done(inventory, n)",
+            "def task_is_done(inventory, player_mna, n)",
+            "closest are player_mana, player_mana_prev, player_mana_diff",
+        ),
+    ],
+)
+def test_a_check_for_one_game_speaks_of_that_game(tmp_path, flowrl, was, now, told):
+    folder = written(tmp_path / "mine", a=skill_text().replace(was, now))
+    said = flowrl("check", folder, "--no_trace", "--env_name", FULL, code=1).out
+    assert told in said
+    assert "Classic" not in said
+    assert said.count("\n") == 1
+
+
+def test_a_check_for_one_game_tells_its_plan_alone(tmp_path, flowrl):
+    folder = written(tmp_path / "mine", a=skill_text())
+    line = flowrl("check", folder, "--no_trace", "--env_name", FULL).out
+    assert line == f"{folder / 'a.py'}: ok: Collect Wood, for {FULL}; plan: Collect Wood × 1\n"
+    said = flowrl("check", "--game", FULL, "--env_name", FULL, code=2).err
+    assert "--game takes no files and no --env_name" in said
+
+
+def test_a_skill_of_a_floor_is_for_the_games_that_have_it(tmp_path, flowrl):
+    text = skill_text().replace('{"wood": "n"}', '{"wood": "n"}\nfloors = [2]')
+    text = text.replace("Collect Wood", "Fell Trees")
+    folder = written(tmp_path / "mine", a=text)
+    assert f": ok: Fell Trees, for {FULL}; plan: " in flowrl("check", folder, "--no_trace").out

@@ -22,7 +22,8 @@ from flowrl.parallel.skill_sources import (
 )
 from flowrl.paths import GraphPaths
 from flowrl.runs import read_run
-from flowrl.skills.skill import Amount, Skill
+from flowrl.skills.amount import Amount
+from flowrl.skills.skill import Skill
 from flowrl.storage import records
 from tests.parallel.making import LIBRARY, TABLE, WOOD, make_skill
 from tests.parallel.stand_in_story import Place

@@ -127,15 +127,15 @@ def test_n_comes_last_and_is_not_added_unasked():
 
 
 @pytest.mark.parametrize(
-    ("env_name", "package"),
+    ("env_name", "package", "more"),
     [
-        ("Craftax-Classic-Symbolic-v1", "craftax.craftax_classic"),
-        ("Craftax-Symbolic-v1", "craftax.craftax"),
+        ("Craftax-Classic-Symbolic-v1", "craftax.craftax_classic", ""),
+        ("Craftax-Symbolic-v1", "craftax.craftax", ", ItemType, MobType"),
     ],
 )
-def test_the_enums_come_from_the_run_s_environment(env_name, package):
+def test_the_enums_come_from_the_run_s_environment(env_name, package, more):
     text = generate_module_with_remapping(a_run((WOOD, 1, 0), env_name=env_name), LIBRARY)
-    assert f"from {package}.constants import Achievement, Action, BlockType\n" in text
+    assert f"from {package}.constants import Achievement, Action, BlockType{more}\n" in text
 
 
 @pytest.mark.parametrize(

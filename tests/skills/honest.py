@@ -130,6 +130,6 @@ PREDICATES: dict[str, str] = {
     "facing water": "return facing_block == BlockType.WATER.value",
     "awake": "return jnp.logical_and(was_sleeping, jnp.logical_not(is_sleeping))",
     "well fed": "return jnp.all(player_intrinsics[1:] >= 5)",
-    "few": "return inventory.wood <= n",
+    "few": "return (inventory.wood <= n) & (inventory.stone >= n)",
     "at a low count": "if n > 5:\n    return inventory.wood >= 5\nreturn inventory.wood >= n",
 }

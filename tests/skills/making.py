@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from flowrl.skills.skill import Skill, skill_from_data
 
@@ -17,10 +17,13 @@ def skill(
     *,
     uses: Mapping[str, object] | None = None,
     ephemeral: tuple[str, ...] = (),
+    floors: Sequence[int] | None = None,
 ) -> Skill:
-    """A skill that gains, needs and uses up items."""
+    """A skill that gains, needs and uses up items, on some floors."""
     data = {"requirements": dict(needs or {}), "consumption": dict(uses or {}), "gain": dict(gain)}
-    code = {"is_done": IS_DONE, "reward": REWARD}
+    code: dict[str, object] = {"is_done": IS_DONE, "reward": REWARD}
+    if floors is not None:
+        code["floors"] = list(floors)
     return skill_from_data(name, {**data, **code, "ephemeral": list(ephemeral)})
 
 

@@ -5,20 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from flowrl.errors import GraphError
-from flowrl.skills.planner import CAPACITY, entry_needs, ephemeral_items, stays
+from flowrl.skills.levels import CAPACITY, entry_needs, ephemeral_items, stays
 from flowrl.skills.skill import Skill, Step
 
 
 def simulate(
     skills: Mapping[str, Skill], steps: Iterable[Step], *, capacity: int = CAPACITY
 ) -> dict[str, int]:
-    """What the agent has after the steps, from an empty inventory.
+    """What the agent has after the steps, from an empty inventory on floor 0.
 
     Raises:
-      GraphError: a step is unknown, lacks what it requires, or exceeds the capacity.
+      GraphError: a step is unknown, lacks what it requires, is done on another floor, or exceeds
+        the capacity.
     """
     ephemeral = ephemeral_items(skills.values())
     levels: dict[str, int] = {}
+    floor = 0
     for place, step in enumerate(steps):
         skill = skills.get(step.skill)
         if skill is None:
@@ -27,7 +29,9 @@ def simulate(
             if levels.get(item, 0) < need:
                 has = f"has {levels.get(item, 0)}"
                 raise GraphError(f"step {place}, {_shown(step)}, needs {need} {item} and {has}")
-        levels = _levels_after(levels, skill, step, ephemeral)
+        if not may_start(skill, step.count, floor):
+            raise GraphError(f"step {place}, {_shown(step)}, is not done on floor {floor}")
+        levels, floor = after(levels, floor, skill, step.count, ephemeral)
         for item, level in levels.items():
             if level > capacity:
                 what = f"step {place}, {_shown(step)}, would reach {level} {item}"
@@ -35,16 +39,28 @@ def simulate(
     return levels
 
 
-def _levels_after(
-    levels: Mapping[str, int], skill: Skill, step: Step, ephemeral: frozenset[str]
-) -> dict[str, int]:
-    kept = stays(skill, ephemeral)
-    after = {item: level for item, level in levels.items() if kept or item not in ephemeral}
+def may_start(skill: Skill, count: int, floor: int) -> bool:
+    """Whether the player can begin a step on this floor; not where it leads to already."""
+    exact, target = skill.requirements.get("on_floor"), skill.gain.get("on_floor")
+    here = not skill.floors or floor in skill.floors
+    here &= exact is None or exact.at(count) == floor
+    return here and (target is None or target.at(count) != floor)
+
+
+def after(
+    levels: Mapping[str, int], floor: int, skill: Skill, count: int, ephemeral: frozenset[str]
+) -> tuple[dict[str, int], int]:
+    """The levels and the floor after a step."""
+    moves = "on_floor" in skill.gain
+    kept = stays(skill, ephemeral) and not moves
+    changed = {item: level for item, level in levels.items() if kept or item not in ephemeral}
     for item, amount in skill.consumption.items():
-        after[item] = after.get(item, 0) - amount.at(step.count)
+        changed[item] = changed.get(item, 0) - amount.at(count)
     for item, amount in skill.gain.items():
-        after[item] = max(after.get(item, 0), amount.at(step.count))
-    return {item: level for item, level in after.items() if level > 0}
+        if item != "on_floor":
+            changed[item] = max(changed.get(item, 0), amount.at(count))
+    floor = skill.gain["on_floor"].at(count) if moves else floor
+    return {item: level for item, level in changed.items() if level > 0}, floor
 
 
 def _shown(step: Step) -> str:

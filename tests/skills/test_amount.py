@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowrl.errors import SkillError
-from flowrl.skills.skill import Amount
+from flowrl.skills.amount import Amount
 
 
 @pytest.mark.parametrize(
@@ -44,17 +44,42 @@ def test_anything_else_is_refused(written):
         Amount.parse(written)
 
 
+@pytest.mark.parametrize(
+    ("written", "amounts"),
+    [
+        ("ceil(n/4)", [1, 1, 1, 1, 2, 2, 2, 2, 3]),
+        ("lambda n: ceil(n / 2)", [1, 1, 2, 2, 3, 3, 4, 4, 5]),
+        ("ceil((3*n - 1)/2)", [1, 3, 4, 6, 7, 9, 10, 12, 13]),
+    ],
+)
+def test_an_amount_is_rounded_up_where_one_piece_yields_several(written, amounts):
+    assert [Amount.parse(written).at(n) for n in range(1, 10)] == amounts
+
+
+@pytest.mark.parametrize(
+    "written", ["ceil(n)", "ceil(n/0)", "ceil(4/n)", "floor(n/4)", "n/4", "ceil(n/4) + ceil(n/2)"]
+)
+def test_other_fractions_are_refused_and_the_remedy_names_the_one_that_can_be(written):
+    with pytest.raises(SkillError, match=r"ceil\(n/4\)|correct it"):
+        Amount.parse(written)
+
+
 amounts = st.builds(
-    lambda per, base: Amount(per=per, base=max(base, -per)), st.integers(0, 9), st.integers(-9, 9)
+    lambda per, base, over: Amount(per=per, base=max(base, -per), over=over),
+    st.integers(0, 9),
+    st.integers(-9, 9),
+    st.integers(1, 5),
 )
 
 
 @given(amounts)
 def test_an_amount_reads_back_what_it_writes(amount):
-    assert Amount.parse(str(amount)) == amount
+    read = Amount.parse(str(amount))
+    assert [read.at(n) for n in range(1, 60)] == [amount.at(n) for n in range(1, 60)]
+    assert str(read) == str(amount)
 
 
 @given(amounts, st.integers(0, 50))
 def test_the_least_count_is_the_least(amount, need):
-    reaching = [n for n in range(1, 100) if amount.at(n) >= need]
+    reaching = [n for n in range(1, 300) if amount.at(n) >= need]
     assert amount.least_n(need) == (reaching[0] if reaching else None)

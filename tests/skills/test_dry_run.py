@@ -18,7 +18,7 @@ from flowrl.errors import LaunchError
 from flowrl.games.base import find_game
 from flowrl.launchers.sandbox import confinement
 from flowrl.runs import CodeApproval
-from flowrl.skills.skill import parse_skill
+from flowrl.skills.skill import parse_skill, skill_from_data
 from flowrl.skills.validation import dry_run
 from flowrl.skills.validation.dry_run import Limits, SkillCode, try_codes
 from flowrl.skills.validation.worker import WORK_LIMIT, equations, work
@@ -231,3 +231,55 @@ def test_an_interrupted_dry_run_leaves_no_process(monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         try_codes([code_of(reward(ENDLESS))], QUICK)
     assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
+
+
+def full_code(is_done: str, *asks: str) -> SkillCode:
+    text = skill_text(is_done=f"def task_is_done({', '.join(asks)}):\n    return {is_done}")
+    return SkillCode.of(parse_skill(text, place="skill.py", env_name=FULL), FULL)
+
+
+def test_an_index_beyond_a_features_shape_is_refused_and_one_within_is_not():
+    """Also a computed one, as far as it can be known; JAX would clamp it."""
+    wrong = {
+        "player_intrinsics[4] > 3": "number 4 of player_intrinsics, which has 4 there (0 to 3)",
+        "player_intrinsics[-5] > 3": "number -5 of player_intrinsics, which has 4 there",
+        "player_intrinsics[jnp.array([0, 4])].sum() > 3": "number 4 of player_intrinsics",
+        "player_intrinsics[jnp.arange(3) + 2].sum() > 3": "number 4 of player_intrinsics",
+        "jnp.take(player_intrinsics, 7) > 3": "number 7 of player_intrinsics",
+        "(player_intrinsics + 1)[4] > 3": "number 4 of a value, which has 4 there",
+        "achievements[Achievement.COLLECT_WOOD.value + 90] > 0": "number 90 of achievements, which",
+        "monsters_killed[12] > 0": "number 12 of monsters_killed, which has 9 there (0 to 8)",
+        "inventory.potions[6] > 0": "number 6 of inventory.potions, which has 6 there (0 to 5)",
+        "closest_blocks[1, 0, 5] < n": "number 5 of closest_blocks, which has 5 there (0 to 4)",
+        "closest_items[5, 0, 0] < n": "number 5 of closest_items, which has 5 there",
+        "monsters_killed[n] > 0": "number 9 of monsters_killed",
+    }
+    right = [
+        "player_intrinsics[-4] > 30",
+        "inventory.potions[jnp.array([0, 5])].sum() > n",
+        "closest_blocks[facing_block, 0, 0] == 0",
+        "achievements[jnp.minimum(n, 66)] > 0",
+        "local_map[4 + player_level_diff, 5] == 3",
+    ]
+    features = ("player_intrinsics", "achievements", "monsters_killed", "inventory")
+    features += ("closest_blocks", "closest_items", "facing_block", "local_map")
+    features += ("player_level_diff", "n")
+    outcomes = try_codes([full_code(body, *features) for body in (*wrong, *right)])
+    for (body, what), outcome in zip(wrong.items(), outcomes, strict=False):
+        assert f"task_is_done asks for {what}" in str(outcome), (body, outcome)
+    for body, outcome in zip(right, outcomes[len(wrong) :], strict=True):
+        assert isinstance(outcome, CodeApproval), (body, outcome)
+
+
+def test_a_success_before_anything_is_done_is_refused_unless_the_skill_begins_elsewhere():
+    first = full_code("monsters_killed[0] >= 8", "monsters_killed")
+    surface = full_code("player_level == 0", "player_level")
+    way = {"requirements": {"on_floor": 1}, "gain": {"on_floor": 0}}
+    code = {"is_done": surface.is_done, "reward": surface.reward}
+    back = SkillCode.of(skill_from_data("Return", {**way, **code}), FULL)
+    well = full_code("jnp.all(player_intrinsics[1:] >= 7)", "player_intrinsics")
+    day = full_code("light_level > 0.5", "light_level")
+    outcomes = try_codes([first, surface, back, well, day])
+    for outcome in outcomes[:2]:
+        assert "is true in all 280 states in which nothing was done on purpose" in str(outcome)
+    assert all(isinstance(outcome, CodeApproval) for outcome in outcomes[2:]), outcomes

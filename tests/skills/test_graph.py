@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from flowrl.errors import GraphError
 from flowrl.games.craftax import CLASSIC
+from flowrl.skills.amount import Amount
 from flowrl.skills.graph import SkillGraph
-from flowrl.skills.skill import Amount, Skill, load_library
+from flowrl.skills.skill import Skill, load_library
 from tests.skills.making import skill
 from tests.skills.simulation import simulate
 

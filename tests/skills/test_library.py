@@ -6,8 +6,9 @@ import jax.numpy as jnp
 import pytest
 
 from flowrl.games.base import find_game
+from flowrl.skills.floors import Floors
 from flowrl.skills.graph import SkillGraph
-from flowrl.skills.planner import entry_needs
+from flowrl.skills.levels import entry_needs
 from flowrl.skills.skill import Skill, load_library
 from tests.skills.simulation import simulate
 from tests.skills.worlds import BEHIND, Game, game_of
@@ -21,14 +22,16 @@ GRAPHS = {
 SKILLS = [(env_name, name) for env_name, graph in GRAPHS.items() for name in graph.skills]
 NIGHTS = {"Spend Night", "Spend Second Night"}
 LIVING = {"Settle", "Graze", "Dig In", *NIGHTS}  # no achievements, but they lead to one
+CLEARED = {"Clear Dungeon": 1, "Clear Gnomish Mines": 2}
 # By what they require; the game would do without.
-HELPED = {"Defeat Skeleton", "Eat Plant", *LIVING}
+HELPED = {"Defeat Skeleton", "Eat Plant", "Enter Dungeon", *CLEARED, *LIVING}
 NEEDS = [
     (env_name, name, item)
     for env_name, name in SKILLS
     for item in GRAPHS[env_name].skills[name].requirements
-    if name not in HELPED
+    if name not in HELPED and item != "on_floor"
 ]
+LOOT = {"Find Book"}  # a chest may hold more than the skill gains
 DUG = {"Dig In": {"stone": 1}}  # what a skill yields itself before the action below spends it
 # The action that reaches the skill's goal, and what stands in front of the player.
 DEEDS = {
@@ -58,12 +61,24 @@ DEEDS = {
     "Wake Up": ("NOOP", "GRASS"),
     "Defeat Zombie": ("DO", "GRASS"),
     "Defeat Skeleton": ("DO", "PATH"),
+    "Enter Dungeon": ("DESCEND", "GRASS"),
+    "Enter Gnomish Mines": ("DESCEND", "GRASS"),
+    "Enter Sewers": ("DESCEND", "GRASS"),
+    "Climb Up": ("ASCEND", "GRASS"),
+    **dict.fromkeys(CLEARED, ("DO", "GRASS")),
+    "Make Diamond Pickaxe": ("MAKE_DIAMOND_PICKAXE", "GRASS"),
+    "Collect Sapphire": ("DO", "SAPPHIRE"),
+    "Find Book": ("DO", "CHEST"),
+    "Learn Spell": ("READ_BOOK", "GRASS"),
+    "Cast Spell": ("CAST_FIREBALL", "GRASS"),
+    "Enchant Sword": ("ENCHANT_SWORD", "ENCHANTMENT_TABLE_ICE"),
 }
 MOBS = {
     "Eat Cow": "cows",
     "Graze": "cows",
     "Defeat Zombie": "zombies",
     "Defeat Skeleton": "skeletons",
+    **dict.fromkeys(CLEARED, "melee_mobs"),
 }
 SEEDS = 60  # a sapling is found in one try of ten
 
@@ -87,10 +102,36 @@ def at_home(game: Game, skill: Skill, world):
     return world
 
 
+def on_its_floor(game: Game, skill: Skill):
+    """The empty world with the player on a floor where the skill can be done, on its ladder."""
+    floor = min(Floors(GRAPHS[FULL].skills.values()).starts(skill, 1))
+    if not hasattr(game.empty, "player_level"):
+        return game.empty
+    world = game.empty.replace(player_level=jnp.int32(floor))
+    ladders = {"DESCEND": "LADDER_DOWN", "ASCEND": "LADDER_UP"}
+    action = DEEDS[skill.name][0]
+    return game.with_ladder(world, ladders[action]) if action in ladders else world
+
+
+def with_facts(world, needs: dict[str, int]):
+    """The world of full Craftax in which facts hold, which are taken out of the needs."""
+    for floor in (1, 2):
+        if (cleared := needs.pop(f"floor_cleared_{floor}", None)) is not None:
+            killed = world.monsters_killed.at[floor].set(7 + cleared)
+            world = world.replace(monsters_killed=killed)
+    if needs.pop("spell", 0):
+        world = world.replace(learned_spells=world.learned_spells.at[0].set(True))
+    return world
+
+
 def world_for(game: Game, skill: Skill, *, without: str | None = None):
     """A world in which the skill's requirements hold at count 1, but for one."""
     needs = {item: need - (item == without) for item, need in entry_needs(skill, 1).items()}
-    world = game.with_block(game.empty, DEEDS[skill.name][1])
+    world = with_facts(on_its_floor(game, skill), needs)
+    if skill.name in CLEARED:
+        killed = world.monsters_killed.at[CLEARED[skill.name]].set(7)
+        world = world.replace(monsters_killed=killed)
+    world = game.with_block(world, DEEDS[skill.name][1])
     near = {"near_table": "CRAFTING_TABLE", "near_furnace": "FURNACE"}
     for fact, block in near.items():
         if needs.pop(fact, 0):
@@ -121,8 +162,8 @@ def items_of(world) -> dict[str, int]:
 
 
 def test_the_classic_library_covers_every_achievement():
-    assert set(GRAPHS[CLASSIC].skills) == set(DEEDS)
-    assert len(DEEDS.keys() - LIVING) == 22
+    assert {name for _, name in SKILLS} == set(DEEDS)
+    assert len(GRAPHS[CLASSIC].skills.keys() - LIVING) == 22
 
 
 @pytest.mark.parametrize(("env_name", "name"), SKILLS)
@@ -130,6 +171,7 @@ def test_every_plan_of_a_library_succeeds_by_its_own_rules(env_name, name):
     graph = GRAPHS[env_name]
     levels = simulate(graph.skills, graph.plan(name), capacity=graph.capacity)
     gain = graph.skills[name].gain
+    gain = {item: amount for item, amount in gain.items() if item != "on_floor"}
     assert all(levels[item] >= amount.at(1) for item, amount in gain.items())
 
 
@@ -175,7 +217,10 @@ def test_with_its_requirements_a_skill_succeeds_at_exactly_its_cost(env_name, na
     for item, amount in skill.gain.items():
         if item in expected:
             expected[item] = max(expected[item], amount.at(1))
-    assert items_of(after) == expected
+    found = items_of(after)
+    if name in LOOT:
+        expected, found = ({item: kept[item] for item in skill.gain} for kept in (expected, found))
+    assert found == expected
 
 
 @pytest.mark.craftax
@@ -192,17 +237,18 @@ def test_without_any_one_requirement_a_skill_fails_and_costs_nothing(env_name, n
 @pytest.mark.parametrize(("env_name", "name"), SKILLS)
 def test_standing_still_in_an_empty_world_earns_nothing(env_name, name):
     game, skill = game_of(env_name), GRAPHS[env_name].skills[name]
-    after, _ = game.act(game.empty, "NOOP")
-    earned = float(game.ask(skill, "task_reward", game.empty, after))
+    empty = on_its_floor(game, skill)
+    after, _ = game.act(empty, "NOOP")
+    earned = float(game.ask(skill, "task_reward", empty, after))
     assert earned == pytest.approx(0.0, abs=1e-6)
-    assert not game.ask(skill, "task_is_done", game.empty, after)
+    assert not game.ask(skill, "task_is_done", empty, after)
 
 
 @pytest.mark.craftax
 @pytest.mark.parametrize(("env_name", "name"), SKILLS)
 def test_walking_to_and_fro_earns_nothing(env_name, name):
     game, skill = game_of(env_name), GRAPHS[env_name].skills[name]
-    world = game.with_block(game.empty, DEEDS[name][1])
+    world = game.with_block(on_its_floor(game, skill), DEEDS[name][1])
     earned = 0.0
     for action in ("DOWN", "DOWN", "LEFT", "UP", "UP", "RIGHT"):
         after, _ = game.act(world, action)

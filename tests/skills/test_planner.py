@@ -10,7 +10,7 @@ import pytest
 
 from flowrl.errors import GraphError
 from flowrl.skills.graph import SkillGraph
-from flowrl.skills.planner import (
+from flowrl.skills.levels import (
     count_for,
     direct_needs,
     entry_needs,

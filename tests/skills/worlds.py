@@ -31,6 +31,7 @@ class Game:
 
     def __init__(self, env_name: str) -> None:
         self.package = PACKAGES[env_name]
+        self.enums = find_game(env_name).enums
         self.engine = find_game(env_name).make()
         self.constants = importlib.import_module(f"{self.package}.constants")
         env = make_craftax_env_from_name(env_name, auto_reset=False)
@@ -53,7 +54,8 @@ class Game:
         grass = jnp.full_like(world.map, self.block("GRASS"))
         world = world.replace(map=grass, mob_map=jnp.zeros_like(world.mob_map), **mobs)
         if hasattr(world, "item_map"):
-            world = world.replace(item_map=jnp.zeros_like(world.item_map))
+            lit = jnp.ones_like(world.light_map)
+            world = world.replace(item_map=jnp.zeros_like(world.item_map), light_map=lit)
         return world.replace(
             player_position=jnp.array(HERE, jnp.int32),
             player_direction=jnp.int32(UP),
@@ -64,8 +66,13 @@ class Game:
         return self.constants.BlockType[name].value
 
     def with_block(self, world: Any, name: str, place: tuple[int, int] = AHEAD) -> Any:
-        floor = () if world.map.ndim == 2 else (0,)
-        return world.replace(map=world.map.at[(*floor, *place)].set(self.block(name)))
+        return world.replace(map=world.map.at[(*floor_of(world), *place)].set(self.block(name)))
+
+    def with_ladder(self, world: Any, name: str) -> Any:
+        """A ladder under the player."""
+        item = self.constants.ItemType[name].value
+        place = (*floor_of(world), *HERE)
+        return world.replace(item_map=world.item_map.at[place].set(item))
 
     def block_ahead(self, world: Any) -> str:
         """What the player of an `empty` world faces."""
@@ -80,13 +87,15 @@ class Game:
 
     def with_mob(self, world: Any, kind: str) -> Any:
         """A mob of one health in front of the player."""
-        mobs = getattr(world, kind)
+        mobs, floor = getattr(world, kind), floor_of(world)
+        first = (*floor, 0)
         mobs = mobs.replace(
-            position=mobs.position.at[0].set(jnp.array(AHEAD)),
-            health=mobs.health.at[0].set(1),
-            mask=mobs.mask.at[0].set(True),
+            position=mobs.position.at[first].set(jnp.array(AHEAD)),
+            health=mobs.health.at[first].set(1),
+            mask=mobs.mask.at[first].set(True),
         )
-        return world.replace(**{kind: mobs}, mob_map=world.mob_map.at[AHEAD].set(True))
+        mob_map = world.mob_map.at[(*floor, *AHEAD)].set(True)
+        return world.replace(**{kind: mobs}, mob_map=mob_map)
 
     def act(self, world: Any, action: str, seed: int = 0) -> tuple[Any, Any]:
         """The world after an action, and the game's reward."""
@@ -106,11 +115,15 @@ class Game:
 
     def functions(self, skill: Skill) -> dict[str, Callable[..., Any]]:
         """The two functions of a skill, which has passed the syntax check."""
-        names = ("Achievement", "Action", "BlockType")
-        enums = {name: getattr(self.constants, name) for name in names}
+        enums = {name: getattr(self.constants, name) for name in self.enums}
         namespace: dict[str, Any] = {"jax": jax, "jnp": jnp, **enums}
         exec(f"{skill.is_done}\n{skill.reward}\n", namespace)
         return {name: namespace[name] for name in ("task_is_done", "task_reward")}
+
+
+def floor_of(world: Any) -> tuple[int, ...]:
+    """The index of the player's floor; none in Classic, which has one."""
+    return (int(world.player_level),) if hasattr(world, "player_level") else ()
 
 
 @functools.cache

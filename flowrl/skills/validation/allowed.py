@@ -157,7 +157,7 @@ def _signature_problems(node: ast.FunctionDef, game: Game) -> Iterator[Problem]:
     for name in names:
         if name not in features:
             what = f"{node.name} asks for {name!r}, which is not a feature of {game.name}"
-            yield node, what, f"choose among {', '.join(features)}"
+            yield node, what, _instead_of(name, features)
     if len(set(names)) < len(names):
         yield node, f"{node.name} asks for a feature twice", "ask for it once"
     match given.defaults:
@@ -168,6 +168,16 @@ def _signature_problems(node: ast.FunctionDef, game: Game) -> Iterator[Problem]:
                 yield node, f"the default n={n}", f"use a number from 1 to {_COUNT_LIMIT}"
         case _:
             yield node, "a parameter has a default", "only n may have one, a number"
+
+
+def _instead_of(name: str, features: Sequence[str]) -> str:
+    """The features that come closest; without any, all of them, those with forms once."""
+    if close := difflib.get_close_matches(name, features, n=3, cutoff=0.7):
+        return f"closest are {', '.join(close)}"
+    forms = {form: form.removesuffix("_prev").removesuffix("_diff") for form in features}
+    once = dict.fromkeys(base if base in features else form for form, base in forms.items())
+    also = ", of which many also end in _prev or _diff" if len(once) < len(features) else ""
+    return f"choose among {', '.join(once)}{also}"
 
 
 def _special_problem(node: ast.FunctionDef) -> Iterator[Problem]:
@@ -356,8 +366,8 @@ class _Checks:
         if word in known:
             return None
         close = difflib.get_close_matches(word, sorted(known), n=3, cutoff=0.5)
-        names = "closest are " if close else "there are "
-        return f"{name} is not in {self.game.name}", names + ", ".join(close or sorted(known))
+        what, words = f"{name} is not in {self.game.name}", ", ".join(close or sorted(known))
+        return what, f"closest are {words}, so spelt in the game" if close else f"there are {words}"
 
     def _is_bounded(self, over: ast.expr) -> bool:
         """Return whether a loop runs over a short range, or over values that are written out."""

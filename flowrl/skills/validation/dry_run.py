@@ -25,6 +25,7 @@ from flowrl import notices
 from flowrl.errors import ConfigError, LaunchError, SkillError
 from flowrl.paths import GraphPaths, printable
 from flowrl.runs import CodeApproval
+from flowrl.skills.floors import begins_anew
 from flowrl.skills.skill import CodeOrigin, Skill
 from flowrl.skills.validation.cache import ApprovalStore, code_digest, parsed_function
 
@@ -54,13 +55,17 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SkillCode:
-    """The two functions of a skill in a game; `origin` is where they are written."""
+    """The two functions of a skill in a game; `origin` is where they are written.
+
+    One that `begins_anew` may begin in a new world, so it must not be done where nothing was.
+    """
 
     env_name: str
     is_done: str
     reward: str
     origin: CodeOrigin
     trusted: bool = False
+    begins_anew: bool = True
 
     @staticmethod
     def of(skill: Skill, env_name: str) -> SkillCode:
@@ -71,6 +76,7 @@ class SkillCode:
             reward=skill.reward,
             origin=skill.origin or CodeOrigin(f"skill {skill.name!r}"),
             trusted=skill.trusted,
+            begins_anew=begins_anew(skill),
         )
 
     @property

@@ -36,6 +36,7 @@ from flowrl.skills.skill import CodeOrigin
 from flowrl.skills.validation.cache import parsed_function
 from flowrl.skills.validation.dry_run import EXIT_MEMORY, Limits, SkillCode
 from flowrl.skills.validation.execution import execute_functions
+from flowrl.skills.validation.indices import wrong_indices
 
 _EQUATION_LIMIT = 2_000
 _ELEMENT_LIMIT = 1_000_000  # of one intermediate array
@@ -91,15 +92,17 @@ def main() -> int:
     jax.vmap(jnp.sum)(jnp.ones((2, 3))).block_until_ready()  # starts JAX's threads
     for name in dict.fromkeys(code.env_name for code in codes):
         _moments(name)  # a game's libraries may need files
+        _fresh(name)
     limits = Limits(**order["limits"])
     _limit_memory_and_files(limits.megabytes)
     for number, code in enumerate(codes):
         try:
             game, moments = find_game(code.env_name), _moments(code.env_name)
+            fresh = _fresh(code.env_name) if code.begins_anew else {}
             for function in _read(code, game):
                 _report(reports, "begins", code=number, name=function.name, line=function.line)
                 signal.setitimer(signal.ITIMER_REAL, limits.seconds)
-                _try(function, moments, most_count=game.largest_count)
+                _try(function, moments, fresh, most_count=game.largest_count)
             _report(reports, "passed", code=number)
         except _RefusedError as refused:
             _report(reports, "refused", code=number, line=refused.line, why=str(refused))
@@ -156,33 +159,50 @@ def _read(code: SkillCode, game: Game) -> list[_Function]:
     return functions
 
 
-def _try(function: _Function, moments: Mapping[str, Any], *, most_count: int) -> None:
+def _try(
+    function: _Function, moments: Mapping[str, Any], fresh: Mapping[str, Any], *, most_count: int
+) -> None:
     """Trace a function with every count that a plan may have; compute it with a few of them.
 
-    `moments` has every feature in M timesteps, leaves `[M, …]`. Raises _RefusedError if it cannot
-    be computed, is over the budget or returns something else.
+    `moments` has every feature in M timesteps, leaves `[M, …]`, `fresh` has them in states in which
+    nothing was done on purpose, if they are known. Raises _RefusedError if it cannot be computed,
+    is over the budget or returns something else.
     """
     features = {name: moments[name] for name in function.asks if name != COUNT}
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), features)
     most = most_count if COUNT in function.asks else 1
-    values, fixed = [], True
+    values, at_once, fixed = [], [], True
     for count in range(1, most + 1):
         traced = _traced(function, count, shapes)
         _check_budget(function, traced.jaxpr, traced.consts)
+        _check_indices(function, traced, features)
         if count in (1, 2, most):
             values.append(_finite_values(function, traced, features, count))
+            if fresh and function.name == "task_is_done":
+                new = {name: fresh[name] for name in features}
+                at_once.append(_finite_values(function, traced, new, count))
             fixed &= isinstance(traced.jaxpr.outvars[0], core.Literal)
         if count == 1 and str(_traced(function, count, shapes)) != str(traced):
             raise _refused(function, "is another computation each time", "compute from features")
     if function.name == "task_is_done" and (fixed or np.concatenate(values, axis=None).all()):
         what = "is true in every known state" if values[-1].all() else "is never true"
         raise _refused(function, what, "say by features when the skill is done")
+    if at_once and np.concatenate(at_once, axis=None).all():
+        what = f"is true in all {len(at_once[0])} states in which nothing was done on purpose"
+        raise _refused(function, what, "say by features what the skill changes")
 
 
 @cache
 def _moments(env_name: str) -> Mapping[str, Any]:
     game = find_game(env_name)
     return moments_of(game, game.make())
+
+
+@cache
+def _fresh(env_name: str) -> Mapping[str, Any]:
+    """Every feature where nothing was done on purpose, leaves `[W, …]`; none if not kept."""
+    fresh = getattr(find_game(env_name).make(), "fresh", dict)
+    return fresh()
 
 
 def _traced(function: _Function, count: int, shapes: Mapping[str, Any]) -> core.ClosedJaxpr:
@@ -245,6 +265,24 @@ def _check_size(function: _Function, shape: tuple[int, ...]) -> None:
     if math.prod(shape) > _ELEMENT_LIMIT:
         what = f"makes an array of shape {shape}"
         raise _refused(function, what, f"stay within {_ELEMENT_LIMIT:,} elements")
+
+
+def _check_indices(
+    function: _Function, traced: core.ClosedJaxpr, features: Mapping[str, Any]
+) -> None:
+    """Refuse an index that is beyond a feature's shape; JAX would clamp it."""
+    for wrong in wrong_indices(traced.jaxpr, traced.consts):
+        paths = jax.tree_util.tree_leaves_with_path(dict(features))
+        name = "a value"
+        if wrong.argument is not None:
+            (feature, *item), _ = paths[wrong.argument]
+            name = feature.key + jax.tree_util.keystr(tuple(item))
+        what = f"{function.name} asks for number {wrong.index} of {name}"
+        what += f", which has {wrong.length} there (0 to {wrong.length - 1})"
+        frames = wrong.traceback.frames if wrong.traceback else ()
+        lines = [frame.line_num for frame in frames if frame.file_name == function.name]
+        line = lines[0] if lines and function.exact else function.line
+        raise _RefusedError(line, what, "correct the index")
 
 
 def work(equation: core.JaxprEqn) -> int:

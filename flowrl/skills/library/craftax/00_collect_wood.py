@@ -4,6 +4,7 @@ name = "Collect Wood"
 requirements = {}
 consumption = {}
 gain = {"wood": "n"}
+floors = [0]
 
 
 def task_is_done(inventory, n):

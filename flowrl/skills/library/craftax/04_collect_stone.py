@@ -4,6 +4,7 @@ name = "Collect Stone"
 requirements = {"pickaxe": "1"}
 consumption = {}
 gain = {"stone": "n"}
+floors = [0, 2, 5, 6, 7]
 
 
 def task_is_done(inventory, n):

@@ -4,6 +4,7 @@ name = "Collect Coal"
 requirements = {"pickaxe": "1"}
 consumption = {}
 gain = {"coal": "n"}
+floors = [0, 2, 5, 6]
 
 
 def task_is_done(inventory, n):

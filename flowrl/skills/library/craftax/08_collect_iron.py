@@ -4,6 +4,7 @@ name = "Collect Iron"
 requirements = {"pickaxe": "2"}
 consumption = {}
 gain = {"iron": "n"}
+floors = [0, 2, 5]
 
 
 def task_is_done(inventory, n):

@@ -4,6 +4,7 @@ name = "Collect Drink"
 requirements = {}
 consumption = {}
 gain = {"drank": "1"}
+floors = [0, 2, 3, 5, 7]
 
 
 def task_is_done(achievements):

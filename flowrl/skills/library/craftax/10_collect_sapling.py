@@ -4,6 +4,7 @@ name = "Collect Sapling"
 requirements = {}
 consumption = {}
 gain = {"sapling": "n"}
+floors = [0]
 
 
 def task_is_done(inventory, n):

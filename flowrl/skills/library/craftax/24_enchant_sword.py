@@ -1,0 +1,18 @@
+"""Enchant the sword at the ice table of the sewers; it takes a sapphire and nine mana."""
+
+name = "Enchant Sword"
+requirements = {"sword": "1"}
+consumption = {"sapphire": "1"}
+gain = {"enchanted_sword": "1"}
+floors = [3]
+
+
+def task_is_done(sword_enchantment):
+    return sword_enchantment > 0
+
+
+def task_reward(sword_enchantment_diff, closest_blocks, closest_blocks_prev, damage_dealt):
+    table_before = jnp.abs(closest_blocks_prev[BlockType.ENCHANTMENT_TABLE_ICE.value, :, 0]).sum()
+    table_now = jnp.abs(closest_blocks[BlockType.ENCHANTMENT_TABLE_ICE.value, :, 0]).sum()
+    closer = jnp.minimum(table_before, 8) - jnp.minimum(table_now, 8)
+    return 1.0 * (sword_enchantment_diff > 0) + 0.05 * closer + 0.1 * damage_dealt
