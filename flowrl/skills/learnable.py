@@ -122,6 +122,8 @@ class _Search:
 
         Those that lead back up are left out before others, late ones before early ones.
         """
+        if not self.leading:
+            return []
         needed = self._needed(providers)
         ways = [name for name in self.leading if name not in needed]
         up = {move.step.skill for move in self._floors.moves if move.target < move.source}
