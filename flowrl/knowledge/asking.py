@@ -1,0 +1,60 @@
+"""Facts of a game, kept below the digest of all code that they come from."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
+
+from flowrl import storage
+from flowrl.errors import ConfigError, FileRefusedError
+from flowrl.games.base import Game, check_extra, find_game
+from flowrl.knowledge.facts import Facts
+from flowrl.launchers.sandbox import compile_cache
+from flowrl.storage import records
+
+logger = logging.getLogger(__name__)
+_ROOMS = ("games", "knowledge")  # our own code that decides what is found
+_LIBRARIES = ("jax", "jaxlib", "numpy")
+
+
+def facts_of(name: str) -> Facts:
+    """Return the facts of a game: those that are kept, or newly probed ones, which takes a minute.
+
+    Raises:
+      ConfigError: the game is unknown, or cannot be probed.
+    """
+    game = find_game(name)
+    if game.probes is None:
+        what = f"the game {game.name} has no probes, so its facts are not known"
+        raise ConfigError(f"{what}; give it some (docs/how-to.md, Let a game be probed)")
+    check_extra(game.name, *game.sources)
+    folder = compile_cache(None, os.environ) / "facts"
+    path = folder / f"{game.name}-{_digest(game)}.json"
+    if path.exists():
+        with suppress(FileRefusedError):
+            return records.read(path, Facts)
+        logger.warning("%s is damaged; the game is probed again", path)
+    from flowrl.knowledge.probing import probed
+
+    facts = probed(game.name, game.probes(), cache=compile_cache(None, os.environ))
+    try:
+        storage.make_dir(folder)
+        records.write(path, facts)
+    except OSError as error:
+        logger.warning("facts cannot be kept: %s", error)
+    return facts
+
+
+def _digest(game: Game) -> str:
+    """Digest of the game's sources, of our own that probe it, and of the versions of libraries."""
+    total = hashlib.sha256(game.code_digest().encode())
+    for library in _LIBRARIES:
+        total.update(f"{library} {version(library)}\n".encode())
+    for room in _ROOMS:
+        for path in sorted((Path(__file__).parents[1] / room).glob("*.py")):
+            total.update(path.read_bytes())
+    return total.hexdigest()[:32]

@@ -1,0 +1,352 @@
+"""Recipes of a game, found by single actions in built worlds.
+
+Every action is tried at every place of `Probes`. What it changes beyond what idling changes in the
+same world and with the same key is its effect. Then one dial at a time is lowered, then raised,
+and bisected to the least and the most at which the effect still occurs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from flowrl.games.probes import Place, Probes
+from flowrl.knowledge.facts import Bound, Change, Facts, Recipe
+
+_ROWS = 2048  # that are stepped at once
+_KEYS = 32  # tried for the one with which most happens
+_SAMPLE = 16  # keys that show whether there is chance
+_DRAWS = 256  # keys of a chance
+_LEAST = 1e-4  # change of an amount
+_FEW = 12  # things ahead: of more with one effect, one stands for all
+_AHEAD = "ahead"  # in an effect, with the number of the block that is there afterwards
+_GOT = "+"  # before the name of an achievement
+Effect = frozenset[tuple[str, float]]  # what changes, and its sign
+
+
+class Trial(NamedTuple):
+    """One action in one built world."""
+
+    dials: tuple[int, ...]
+    ahead: int
+    action: int
+    key: int = 0
+
+
+class _Found(NamedTuple):
+    """What always happens in a trial, and the things ahead with which it does."""
+
+    trial: Trial
+    core: Effect
+    ahead: tuple[int, ...]
+    anything: bool
+
+
+def probed(name: str, probes: Probes, *, cache: Path | None = None) -> Facts:
+    """Return the facts of a game; its program is compiled into the folder `cache`."""
+    if cache is not None:
+        jax.config.update("jax_compilation_cache_dir", str(cache))
+    prober = _Prober(probes)
+    found = _split(prober.found())
+    recipes = _merged(prober.recipes(found, prober.bounds(found)))
+    silent = {*probes.actions} - {recipe.action for recipe in recipes} - {probes.idle}
+    reasons = dict.fromkeys(sorted(silent), "it changed nothing at any place that was tried")
+    unprobed = {**probes.unprobed, **reasons}
+    return Facts(
+        game=name,
+        recipes=recipes,
+        tables=probes.tables(),
+        unprobed=unprobed,
+        names=probes.names,
+    )
+
+
+class _Prober:
+    """Steps trials and compares; its one program is compiled once."""
+
+    def __init__(self, probes: Probes) -> None:
+        self._probes = probes
+        self._names = tuple(probes.dials)
+        self._idle = probes.actions.index(probes.idle)
+        self._program = jax.jit(self._changes)
+
+    def _changes(self, dials: Any, ahead: Any, action: Any, key: Any) -> Any:
+        """Changes of amounts, the block ahead afterwards (-1: the same), new achievements."""
+        probes, count = self._probes, len(action)
+
+        def world(row: Any, ahead: Any, key: Any) -> Any:
+            values = dict(zip(self._names, row, strict=True))
+            return probes.world(values, ahead, jax.random.key(key))
+
+        def step(key: Any, world: Any, action: Any) -> Any:
+            return probes.step(jax.random.key(key), world, action)
+
+        before = jax.vmap(world)(dials, ahead, key)
+        keys, worlds = jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf]), (key, before))
+        actions = jnp.concatenate([action, jnp.full_like(action, self._idle)])
+        both = jax.vmap(probes.measure)(jax.vmap(step)(keys, worlds, actions))
+        was = jax.vmap(probes.measure)(before)
+        after = jax.tree.map(lambda leaf: leaf[:count], both)
+        other = jax.tree.map(
+            lambda leaf, old: jnp.where(action == self._idle, old, leaf[count:]), both, was
+        )
+        values = {name: after[0][name] * 1.0 - other[0][name] for name in after[0]}
+        return (
+            values,
+            jnp.where(after[1] == other[1], -1, after[1]),
+            {name: after[2][name] & ~other[2][name] for name in after[2]},
+        )
+
+    def _run(self, trials: Sequence[Trial]) -> tuple[dict[str, Any], Any, dict[str, Any]]:
+        """The changes of each trial, `[N]` each."""
+        parts = []
+        for start in range(0, len(trials), _ROWS):
+            part = list(trials[start : start + _ROWS])
+            part += part[:1] * (_ROWS - len(part))
+            columns = [np.array(column, np.int32) for column in zip(*part, strict=True)]
+            parts.append(jax.tree.map(np.asarray, self._program(*columns)))
+        return jax.tree.map(lambda *leaves: np.concatenate(leaves)[: len(trials)], *parts)
+
+    def _effects(self, trials: Sequence[Trial]) -> list[Effect]:
+        """What changes in each trial: amounts by their sign, the block, achievements."""
+        values, block, new = self._run(trials)
+        found: list[set[tuple[str, float]]] = [set() for _ in trials]
+        for name, column in values.items():
+            for row in np.flatnonzero(np.abs(column) > _LEAST):
+                found[row].add((name, float(np.sign(column[row]))))
+        for row in np.flatnonzero(block >= 0):
+            found[row].add((_AHEAD, float(block[row])))
+        for name, column in new.items():
+            for row in np.flatnonzero(column):
+                found[row].add((_GOT + name, 1.0))
+        return list(map(frozenset, found))
+
+    def _trials(self, place: Place, key: int = 0) -> list[Trial]:
+        dials = tuple(
+            place.dials.get(name, dial.usual) for name, dial in self._probes.dials.items()
+        )
+        actions = place.actions or self._probes.actions
+        return [
+            Trial(dials, self._probes.ahead.index(ahead), self._probes.actions.index(action), key)
+            for ahead in place.ahead
+            for action in actions
+        ]
+
+    def _telling_key(self) -> int:
+        """The key with which most happens in the first place: what is rare is then seen."""
+        rich = self._probes.places[0]
+        counts = [
+            len(list(filter(None, self._effects(self._trials(rich, k))))) for k in range(_KEYS)
+        ]
+        return int(np.argmax(counts))
+
+    def found(self) -> list[_Found]:
+        """Every effect of every action, each once, and what always happens with it."""
+        key = self._telling_key()
+        tried = [
+            (number, trial)
+            for number, place in enumerate(self._probes.places)
+            for trial in self._trials(place, key)
+        ]
+        seen: dict[tuple[int, Effect], list[tuple[int, Trial]]] = {}
+        for (number, trial), effect in zip(
+            tried, self._effects([trial for _, trial in tried]), strict=True
+        ):
+            if effect:
+                seen.setdefault((trial.action, effect), []).append((number, trial))
+        drawn = self._drawn([group[0][1] for group in seen.values()])
+        cores: dict[tuple[int, Effect], list[tuple[int, Trial]]] = {}
+        sizes: dict[tuple[int, Effect], int] = {}
+        for (action, effect), effects in zip(list(seen), drawn, strict=True):
+            core = frozenset.intersection(*effects) or effect
+            size, group = len(frozenset.union(*effects)), seen[action, effect]
+            before = cores.get((action, core), [])
+            richer = size > sizes.get((action, core), 0)
+            cores[action, core] = [*group, *before] if richer else [*before, *group]
+            sizes[action, core] = max(size, sizes.get((action, core), 0))
+        return [
+            _Found(group[0][1], core, *self._around(group))
+            for (_, core), group in sorted(cores.items(), key=lambda each: each[0][0])
+        ]
+
+    def _drawn(self, trials: Sequence[Trial]) -> list[list[Effect]]:
+        """The effects of each trial with several keys, with more of them where they differ."""
+        drawn = self._with_keys(trials, _SAMPLE)
+        varied = [number for number, effects in enumerate(drawn) if len({*effects}) > 1]
+        for number, effects in zip(
+            varied, self._with_keys([trials[k] for k in varied], _DRAWS), strict=True
+        ):
+            drawn[number] = effects
+        return drawn
+
+    def _with_keys(self, trials: Sequence[Trial], count: int) -> list[list[Effect]]:
+        keyed = [each._replace(key=k) for each in trials for k in _keys(each, count)]
+        effects = self._effects(keyed)
+        return [effects[at : at + count] for at in range(0, len(keyed), count)]
+
+    def _around(self, group: list[tuple[int, Trial]]) -> tuple[tuple[int, ...], bool]:
+        """The things ahead of a group of trials, and True if it does not matter what is there."""
+        probes = self._probes
+        ahead = tuple(sorted({trial.ahead for _, trial in group}))
+        names = {probes.ahead[number] for number in ahead}
+        tried = {number for number, _ in group}
+        covers = all(names.issuperset(probes.places[number].ahead) for number in tried)
+        return ahead, covers and probes.free in names
+
+    def bounds(self, found: Sequence[_Found]) -> list[dict[str, Bound]]:
+        """The least and the most of each dial at which the core of an effect still occurs."""
+        needs: list[dict[str, Bound]] = [{} for _ in found]
+        for side in ("least", "most"):
+            ends = {
+                (row, column): end
+                for row, each in enumerate(found)
+                for column, dial in enumerate(self._probes.dials.values())
+                if (end := getattr(dial, side)) != each.trial.dials[column]
+                if (end < each.trial.dials[column]) == (side == "least")
+            }
+            for (row, column), value in self._bisected(found, ends).items():
+                name = self._names[column]
+                needs[row][name] = replace(needs[row].get(name, Bound()), **{side: value})
+        return needs
+
+    def _bisected(
+        self, found: Sequence[_Found], ends: Mapping[tuple[int, int], int]
+    ) -> dict[tuple[int, int], int]:
+        """Of each dial that cannot go to its end, the last value with the effect."""
+        holds = self._hold(found, ends)
+        bad = {at: ends[at] for at in ends if not holds[at]}
+        good = {at: found[at[0]].trial.dials[at[1]] for at in bad}
+        while middle := {
+            at: (good[at] + bad[at]) // 2 for at in bad if abs(good[at] - bad[at]) > 1
+        }:
+            for at, held in self._hold(found, middle).items():
+                (good if held else bad)[at] = middle[at]
+        return good
+
+    def _hold(
+        self, found: Sequence[_Found], values: Mapping[tuple[int, int], int]
+    ) -> dict[tuple[int, int], bool]:
+        """True where the effect still occurs with one dial at this value."""
+        trials = []
+        for (row, column), value in values.items():
+            trial = found[row].trial
+            dials = (*trial.dials[:column], value, *trial.dials[column + 1 :])
+            trials.append(trial._replace(dials=dials))
+        return {
+            at: self._wanted(found[at[0]], at[1], values[at]) <= effect
+            for at, effect in zip(values, self._effects(trials), strict=True)
+        }
+
+    def _wanted(self, found: _Found, column: int, value: int) -> Effect:
+        """The core; of an amount that is raised, not its own gain: a full bag gains none."""
+        name = self._names[column]
+        own = (name, 1.0) in found.core and name not in self._probes.names
+        if not own or value < found.trial.dials[column]:
+            return found.core
+        return frozenset(
+            (each, sign) for each, sign in found.core if each != name and each[0] != _GOT
+        )
+
+    def recipes(
+        self, found: Sequence[_Found], needs: Sequence[Mapping[str, Bound]]
+    ) -> list[Recipe]:
+        """The recipes of effects: amounts and chances, with plenty and with the least."""
+        rich = [each.trial for each in found]
+        poor = [self._least(*each) for each in zip(rich, needs, strict=True)]
+        many = {
+            number
+            for number, effects in enumerate(self._with_keys(rich + poor, _SAMPLE))
+            if len({*effects}) > 1
+        }
+        counts = [
+            _DRAWS if {number, number + len(rich)} & many else _SAMPLE
+            for number in range(len(rich))
+        ]
+        keyed = [
+            each._replace(key=k)
+            for trials in (rich, poor)
+            for each, count in zip(trials, counts, strict=True)
+            for k in _keys(each, count)
+        ]
+        seen, block, new = self._run(keyed)
+        made, start, half = [], 0, len(keyed) // 2
+        for each, bounds, count in zip(found, needs, counts, strict=True):
+            with_plenty = slice(start, start + count)
+            with_least = slice(half + start, half + start + count)
+            changes = {
+                name: change
+                for name, column in seen.items()
+                if (change := _change(column[with_plenty], column[with_least]))
+            }
+            becomes = {self._probes.ahead[number] for number in block[with_plenty] if number >= 0}
+            ahead = () if each.anything else each.ahead
+            made.append(
+                Recipe(
+                    action=self._probes.actions[each.trial.action],
+                    ahead=tuple(self._probes.ahead[number] for number in ahead),
+                    needs=dict(bounds),
+                    changes=changes,
+                    becomes=min(becomes, default=None),
+                    achievements={
+                        name: round(float(column[with_least].mean()), 4)
+                        for name, column in new.items()
+                        if column[with_least].any()
+                    },
+                )
+            )
+            start += count
+        return made
+
+    def _least(self, trial: Trial, needs: Mapping[str, Bound]) -> Trial:
+        """The same trial with no more than it needs."""
+        bounds = {name: bound.least for name, bound in needs.items() if bound.least is not None}
+        dials = self._probes.dials.items()
+        return trial._replace(dials=tuple(bounds.get(name, dial.least) for name, dial in dials))
+
+
+def _keys(trial: Trial, count: int) -> Iterable[int]:
+    """The trial's own key and others; for a chance, all that are drawn."""
+    return range(count) if count == _DRAWS else (trial.key, *range(_DRAWS, _DRAWS + count - 1))
+
+
+def _split(found: Sequence[_Found]) -> list[_Found]:
+    """The same, with one entry for each thing ahead where these are few: needs may differ."""
+    apart = []
+    for each in found:
+        if each.anything or len(each.ahead) > _FEW:
+            apart.append(each)
+            continue
+        for ahead in each.ahead:
+            apart.append(each._replace(trial=each.trial._replace(ahead=ahead), ahead=(ahead,)))
+    return apart
+
+
+def _merged(made: Sequence[Recipe]) -> tuple[Recipe, ...]:
+    """The same, with one recipe for things ahead that differ in nothing else."""
+    kept: dict[str, Recipe] = {}
+    for recipe in made:
+        alike = repr(replace(recipe, ahead=()))
+        before = kept.get(alike)
+        kept[alike] = replace(recipe, ahead=(*before.ahead, *recipe.ahead)) if before else recipe
+    return tuple(kept.values())
+
+
+def _change(rich: Any, poor: Any) -> Change | None:
+    """The change of an amount, if any: a limit of bag or body only ever makes it smaller."""
+    both = np.concatenate([rich, poor])
+    seen = both[np.abs(both) > _LEAST].astype(float).round(2)
+    if not len(seen):
+        return None
+    chance = max(float((np.abs(column) > _LEAST).mean()) for column in (rich, poor))
+    least, most = seen.min(), seen.max()
+    if chance == 1.0 and (seen > 0).all() | (seen < 0).all():
+        widest = [column[np.argmax(np.abs(column))] for column in (rich, poor)]
+        if len({*rich.round(2)}) == len({*poor.round(2)}) == 1:
+            least = most = max(widest, key=abs).round(2)
+    return Change(least=float(least), most=float(most), chance=round(chance, 4))
