@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ SETTINGS = (
     ("special_block", "fountain_block", "rare_path_replacement_block"),
 )
 _KINDS = ("passive", "melee", "ranged")
+_LEFT_OUT = ("fractal_noise_angles", "god_mode", "max_timesteps", "always_diamond")
 _LIMITS = ("MONSTERS_KILLED_TO_CLEAR_LEVEL", "BOSS_FIGHT_EXTRA_DAMAGE", "BOSS_FIGHT_SPAWN_TURNS")
 
 
@@ -32,22 +33,15 @@ def enums(constants: Any, names: Iterable[str]) -> Table:
     )
 
 
-def limits(constants: Any, params: Any, static: Any) -> Table:
-    """Return the numbers that bound a game: its parameters and constants."""
-    found = {
-        **{name: getattr(constants, name) for name in _LIMITS if hasattr(constants, name)},
-        **vars(params),
-        **vars(static),
-    }
+def limits(constants: Any, params: Mapping[str, Any]) -> Table:
+    """Return the numbers that bound a game: its constants and parameters."""
+    found = {name: getattr(constants, name) for name in _LIMITS if hasattr(constants, name)}
     rows = tuple(
         (name.lower(), str(value))
-        for name, value in found.items()
+        for name, value in {**found, **params}.items()
         if isinstance(value, int | float | tuple) and name not in _LEFT_OUT
     )
     return Table(title="Limits", source=constants.__name__, columns=("name", "value"), rows=rows)
-
-
-_LEFT_OUT = ("fractal_noise_angles", "god_mode", "max_timesteps", "always_diamond")
 
 
 def mobs(constants: Any, named: Sequence[tuple[str, int, int]]) -> Table:

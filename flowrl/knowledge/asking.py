@@ -9,15 +9,15 @@ from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 
-from flowrl import storage
 from flowrl.errors import ConfigError, FileRefusedError
 from flowrl.games.base import Game, check_extra, find_game
 from flowrl.knowledge.facts import Facts
 from flowrl.launchers.sandbox import compile_cache
-from flowrl.storage import records
+from flowrl.storage import locks, records
 
 logger = logging.getLogger(__name__)
 _ROOMS = ("games", "knowledge")  # our own code that decides what is found
+_WAIT_SECONDS = 600.0
 _LIBRARIES = ("jax", "jaxlib", "numpy")
 
 
@@ -32,21 +32,25 @@ def facts_of(name: str) -> Facts:
         what = f"the game {game.name} has no probes, so its facts are not known"
         raise ConfigError(f"{what}; give it some (docs/how-to.md, Let a game be probed)")
     check_extra(game.name, *game.sources)
-    folder = compile_cache(None, os.environ) / "facts"
-    path = folder / f"{game.name}-{_digest(game)}.json"
+    cache = compile_cache(None, os.environ)
+    path = cache / "facts" / f"{game.name}-{_digest(game)}.json"
+    # One process at a time probes a game.
+    with locks.held(cache / "facts" / "locks" / path.name, timeout_seconds=_WAIT_SECONDS):
+        if (kept := _kept(path)) is not None:
+            return kept
+        from flowrl.knowledge.probing import probed
+
+        facts = probed(game.name, game.probes(), cache=cache)
+        records.write(path, facts)
+        return facts
+
+
+def _kept(path: Path) -> Facts | None:
     if path.exists():
         with suppress(FileRefusedError):
             return records.read(path, Facts)
         logger.warning("%s is damaged; the game is probed again", path)
-    from flowrl.knowledge.probing import probed
-
-    facts = probed(game.name, game.probes(), cache=compile_cache(None, os.environ))
-    try:
-        storage.make_dir(folder)
-        records.write(path, facts)
-    except OSError as error:
-        logger.warning("facts cannot be kept: %s", error)
-    return facts
+    return None
 
 
 def _digest(game: Game) -> str:

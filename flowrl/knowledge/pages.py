@@ -55,13 +55,22 @@ def _cells(recipe: Recipe, facts: Facts) -> tuple[str, ...]:
     got = (f"{name}{_share(chance)}" for name, chance in recipe.achievements.items())
     return (
         recipe.action,
-        ", ".join(recipe.ahead) or "anything",
+        _ahead(recipe.ahead, facts),
         _needs(recipe.needs, facts.names),
         _changes(uses),
         _changes(yields),
         recipe.becomes or "",
         ", ".join(got),
     )
+
+
+def _ahead(names: Sequence[str], facts: Facts) -> str:
+    """The things ahead, or the others if these are fewer."""
+    known = dict.fromkeys(name for recipe in facts.recipes for name in recipe.ahead)
+    others = [name for name in known if name not in names]
+    if len(names) > len(others):
+        return f"all but {', '.join(others)}"
+    return ", ".join(names) or "anything"
 
 
 def _fights(recipes: Iterable[Recipe], facts: Facts) -> list[tuple[str, ...]]:

@@ -7,7 +7,7 @@ and bisected to the least and the most at which the effect still occurs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ from flowrl.games.probes import Place, Probes
 from flowrl.knowledge.facts import Bound, Change, Facts, Recipe
 
 _ROWS = 2048  # that are stepped at once
-_KEYS = 32  # tried for the one with which most happens
+_KEYS = 8  # tried for the one with which most happens
 _SAMPLE = 16  # keys that show whether there is chance
 _DRAWS = 256  # keys of a chance
 _LEAST = 1e-4  # change of an amount
@@ -39,6 +39,30 @@ class Trial(NamedTuple):
     key: int = 0
 
 
+class Outcome(NamedTuple):
+    """The changes of N trials, `[N]` each: amounts, the block ahead, new achievements.
+
+    The block is -1 where it is the same.
+    """
+
+    values: dict[str, Any]
+    block: Any
+    new: dict[str, Any]
+
+    def effects(self) -> list[Effect]:
+        """What changes in each trial: amounts by their sign, the block, achievements."""
+        found: list[set[tuple[str, float]]] = [set() for _ in self.block]
+        for name, column in self.values.items():
+            for row in np.flatnonzero(np.abs(column) > _LEAST):
+                found[row].add((name, float(np.sign(column[row]))))
+        for row in np.flatnonzero(self.block >= 0):
+            found[row].add((_AHEAD, float(self.block[row])))
+        for name, column in self.new.items():
+            for row in np.flatnonzero(column):
+                found[row].add((_GOT + name, 1.0))
+        return list(map(frozenset, found))
+
+
 class _Found(NamedTuple):
     """What always happens in a trial, and the things ahead with which it does."""
 
@@ -54,15 +78,17 @@ def probed(name: str, probes: Probes, *, cache: Path | None = None) -> Facts:
         jax.config.update("jax_compilation_cache_dir", str(cache))
     prober = _Prober(probes)
     found = _split(prober.found())
-    recipes = _merged(prober.recipes(found, prober.bounds(found)))
+    recipes, apart = prober.recipes(found, prober.bounds(found))
     silent = {*probes.actions} - {recipe.action for recipe in recipes} - {probes.idle}
-    reasons = dict.fromkeys(sorted(silent), "it changed nothing at any place that was tried")
-    unprobed = {**probes.unprobed, **reasons}
     return Facts(
         game=name,
-        recipes=recipes,
+        recipes=_merged(recipes),
         tables=probes.tables(),
-        unprobed=unprobed,
+        unprobed={
+            **probes.unprobed,
+            **dict.fromkeys(sorted(apart), "the least of all its needs at once are not enough"),
+            **dict.fromkeys(sorted(silent), "it changed nothing at any place that was tried"),
+        },
         names=probes.names,
     )
 
@@ -76,8 +102,8 @@ class _Prober:
         self._idle = probes.actions.index(probes.idle)
         self._program = jax.jit(self._changes)
 
-    def _changes(self, dials: Any, ahead: Any, action: Any, key: Any) -> Any:
-        """Changes of amounts, the block ahead afterwards (-1: the same), new achievements."""
+    def _changes(self, dials: Any, ahead: Any, action: Any, key: Any) -> Outcome:
+        """The changes of trials beyond those of idling; of idling, those of time."""
         probes, count = self._probes, len(action)
 
         def world(row: Any, ahead: Any, key: Any) -> Any:
@@ -97,14 +123,13 @@ class _Prober:
             lambda leaf, old: jnp.where(action == self._idle, old, leaf[count:]), both, was
         )
         values = {name: after[0][name] * 1.0 - other[0][name] for name in after[0]}
-        return (
+        return Outcome(
             values,
             jnp.where(after[1] == other[1], -1, after[1]),
             {name: after[2][name] & ~other[2][name] for name in after[2]},
         )
 
-    def _run(self, trials: Sequence[Trial]) -> tuple[dict[str, Any], Any, dict[str, Any]]:
-        """The changes of each trial, `[N]` each."""
+    def _run(self, trials: Sequence[Trial]) -> Outcome:
         parts = []
         for start in range(0, len(trials), _ROWS):
             part = list(trials[start : start + _ROWS])
@@ -114,18 +139,32 @@ class _Prober:
         return jax.tree.map(lambda *leaves: np.concatenate(leaves)[: len(trials)], *parts)
 
     def _effects(self, trials: Sequence[Trial]) -> list[Effect]:
-        """What changes in each trial: amounts by their sign, the block, achievements."""
-        values, block, new = self._run(trials)
-        found: list[set[tuple[str, float]]] = [set() for _ in trials]
-        for name, column in values.items():
-            for row in np.flatnonzero(np.abs(column) > _LEAST):
-                found[row].add((name, float(np.sign(column[row]))))
-        for row in np.flatnonzero(block >= 0):
-            found[row].add((_AHEAD, float(block[row])))
-        for name, column in new.items():
-            for row in np.flatnonzero(column):
-                found[row].add((_GOT + name, 1.0))
-        return list(map(frozenset, found))
+        return self._run(trials).effects() if trials else []
+
+    def _drawn(self, trials: Sequence[Trial]) -> list[Outcome]:
+        """The outcomes of each trial with several keys, with more of them where they differ."""
+        drawn = self._with_keys(trials, _SAMPLE)
+        varied = [number for number, each in enumerate(drawn) if len({*each.effects()}) > 1]
+        again = self._with_keys([trials[number] for number in varied], _DRAWS)
+        for number, outcome in zip(varied, again, strict=True):
+            drawn[number] = outcome
+        return drawn
+
+    def _with_keys(self, trials: Sequence[Trial], count: int) -> list[Outcome]:
+        """The outcome of each trial with its own key and others; of all that count for chance."""
+        if not trials:
+            return []
+        others = range(_DRAWS, _DRAWS + count - 1)
+        keyed = [
+            each._replace(key=key)
+            for each in trials
+            for key in (range(count) if count == _DRAWS else (each.key, *others))
+        ]
+        whole = self._run(keyed)
+        return [
+            jax.tree.map(lambda leaf, at=at: leaf[at : at + count], whole)
+            for at in range(0, len(keyed), count)
+        ]
 
     def _trials(self, place: Place, key: int = 0) -> list[Trial]:
         dials = tuple(
@@ -155,40 +194,24 @@ class _Prober:
             for trial in self._trials(place, key)
         ]
         seen: dict[tuple[int, Effect], list[tuple[int, Trial]]] = {}
-        for (number, trial), effect in zip(
-            tried, self._effects([trial for _, trial in tried]), strict=True
-        ):
+        effects = self._effects([trial for _, trial in tried])
+        for (number, trial), effect in zip(tried, effects, strict=True):
             if effect:
                 seen.setdefault((trial.action, effect), []).append((number, trial))
         drawn = self._drawn([group[0][1] for group in seen.values()])
-        cores: dict[tuple[int, Effect], list[tuple[int, Trial]]] = {}
-        sizes: dict[tuple[int, Effect], int] = {}
-        for (action, effect), effects in zip(list(seen), drawn, strict=True):
+        # Places in which more may happen come first: with fewer tools, chests hold more.
+        cores: dict[tuple[int, Effect], list[tuple[int, list[tuple[int, Trial]]]]] = {}
+        for (action, effect), outcome in zip(list(seen), drawn, strict=True):
+            effects = outcome.effects()
             core = frozenset.intersection(*effects) or effect
-            size, group = len(frozenset.union(*effects)), seen[action, effect]
-            before = cores.get((action, core), [])
-            richer = size > sizes.get((action, core), 0)
-            cores[action, core] = [*group, *before] if richer else [*before, *group]
-            sizes[action, core] = max(size, sizes.get((action, core), 0))
-        return [
-            _Found(group[0][1], core, *self._around(group))
-            for (_, core), group in sorted(cores.items(), key=lambda each: each[0][0])
-        ]
-
-    def _drawn(self, trials: Sequence[Trial]) -> list[list[Effect]]:
-        """The effects of each trial with several keys, with more of them where they differ."""
-        drawn = self._with_keys(trials, _SAMPLE)
-        varied = [number for number, effects in enumerate(drawn) if len({*effects}) > 1]
-        for number, effects in zip(
-            varied, self._with_keys([trials[k] for k in varied], _DRAWS), strict=True
-        ):
-            drawn[number] = effects
-        return drawn
-
-    def _with_keys(self, trials: Sequence[Trial], count: int) -> list[list[Effect]]:
-        keyed = [each._replace(key=k) for each in trials for k in _keys(each, count)]
-        effects = self._effects(keyed)
-        return [effects[at : at + count] for at in range(0, len(keyed), count)]
+            size = len(frozenset.union(*effects))
+            cores.setdefault((action, core), []).append((-size, seen[action, effect]))
+        found = []
+        for (_, core), groups in sorted(cores.items(), key=lambda each: each[0][0]):
+            ordered = sorted(groups, key=lambda each: each[0])
+            group = [each for _, several in ordered for each in several]
+            found.append(_Found(group[0][1], core, *self._around(group)))
+        return found
 
     def _around(self, group: list[tuple[int, Trial]]) -> tuple[tuple[int, ...], bool]:
         """The things ahead of a group of trials, and True if it does not matter what is there."""
@@ -244,75 +267,56 @@ class _Prober:
         }
 
     def _wanted(self, found: _Found, column: int, value: int) -> Effect:
-        """The core; of an amount that is raised, not its own gain: a full bag gains none."""
+        """The core; of an amount that is raised, not its own gain: a full bag gains none.
+
+        Nor are the achievements wanted that come with the amount, unless nothing else is left.
+        """
         name = self._names[column]
         own = (name, 1.0) in found.core and name not in self._probes.names
         if not own or value < found.trial.dials[column]:
             return found.core
-        return frozenset(
-            (each, sign) for each, sign in found.core if each != name and each[0] != _GOT
-        )
+        rest = found.core - {(name, 1.0)}
+        return frozenset(each for each in rest if each[0][0] != _GOT) or rest
 
     def recipes(
         self, found: Sequence[_Found], needs: Sequence[Mapping[str, Bound]]
-    ) -> list[Recipe]:
-        """The recipes of effects: amounts and chances, with plenty and with the least."""
+    ) -> tuple[list[Recipe], set[str]]:
+        """The recipes of effects, and the actions that need more than all their least amounts.
+
+        Amounts and chances are those with plenty and with the least.
+        """
         rich = [each.trial for each in found]
         poor = [self._least(*each) for each in zip(rich, needs, strict=True)]
-        many = {
-            number
-            for number, effects in enumerate(self._with_keys(rich + poor, _SAMPLE))
-            if len({*effects}) > 1
-        }
-        counts = [
-            _DRAWS if {number, number + len(rich)} & many else _SAMPLE
-            for number in range(len(rich))
-        ]
-        keyed = [
-            each._replace(key=k)
-            for trials in (rich, poor)
-            for each, count in zip(trials, counts, strict=True)
-            for k in _keys(each, count)
-        ]
-        seen, block, new = self._run(keyed)
-        made, start, half = [], 0, len(keyed) // 2
-        for each, bounds, count in zip(found, needs, counts, strict=True):
-            with_plenty = slice(start, start + count)
-            with_least = slice(half + start, half + start + count)
-            changes = {
-                name: change
-                for name, column in seen.items()
-                if (change := _change(column[with_plenty], column[with_least]))
-            }
-            becomes = {self._probes.ahead[number] for number in block[with_plenty] if number >= 0}
-            ahead = () if each.anything else each.ahead
-            made.append(
-                Recipe(
-                    action=self._probes.actions[each.trial.action],
-                    ahead=tuple(self._probes.ahead[number] for number in ahead),
-                    needs=dict(bounds),
-                    changes=changes,
-                    becomes=min(becomes, default=None),
-                    achievements={
-                        name: round(float(column[with_least].mean()), 4)
-                        for name, column in new.items()
-                        if column[with_least].any()
-                    },
-                )
+        drawn = self._drawn(rich + poor)
+        made, apart, names = [], set(), self._probes.ahead
+        for each, bounds, most, least in zip(
+            found, needs, drawn, drawn[len(found) :], strict=False
+        ):
+            action = self._probes.actions[each.trial.action]
+            if not any(each.core <= effect for effect in least.effects()):
+                apart.add(action)
+            changes = {name: _change(most.values[name], least.values[name]) for name in most.values}
+            becomes = {names[number] for number in most.block if number >= 0}
+            recipe = Recipe(
+                action=action,
+                ahead=() if each.anything else tuple(names[number] for number in each.ahead),
+                needs=dict(bounds),
+                changes={name: change for name, change in changes.items() if change},
+                becomes=min(becomes, default=None),
+                achievements={
+                    name: round(float(column.mean()), 4)
+                    for name, column in least.new.items()
+                    if column.any()
+                },
             )
-            start += count
-        return made
+            made.append(recipe)
+        return made, apart
 
     def _least(self, trial: Trial, needs: Mapping[str, Bound]) -> Trial:
         """The same trial with no more than it needs."""
         bounds = {name: bound.least for name, bound in needs.items() if bound.least is not None}
         dials = self._probes.dials.items()
         return trial._replace(dials=tuple(bounds.get(name, dial.least) for name, dial in dials))
-
-
-def _keys(trial: Trial, count: int) -> Iterable[int]:
-    """The trial's own key and others; for a chance, all that are drawn."""
-    return range(count) if count == _DRAWS else (trial.key, *range(_DRAWS, _DRAWS + count - 1))
 
 
 def _split(found: Sequence[_Found]) -> list[_Found]:
@@ -344,9 +348,6 @@ def _change(rich: Any, poor: Any) -> Change | None:
     if not len(seen):
         return None
     chance = max(float((np.abs(column) > _LEAST).mean()) for column in (rich, poor))
-    least, most = seen.min(), seen.max()
-    if chance == 1.0 and (seen > 0).all() | (seen < 0).all():
-        widest = [column[np.argmax(np.abs(column))] for column in (rich, poor)]
-        if len({*rich.round(2)}) == len({*poor.round(2)}) == 1:
-            least = most = max(widest, key=abs).round(2)
-    return Change(least=float(least), most=float(most), chance=round(chance, 4))
+    if all(len({*column.round(2)}) == 1 for column in (rich, poor)):
+        seen = seen[[np.argmax(np.abs(seen))]]
+    return Change(least=float(seen.min()), most=float(seen.max()), chance=round(chance, 4))

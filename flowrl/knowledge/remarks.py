@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from flowrl.games.base import Game, known_games
 from flowrl.knowledge.facts import Facts, Recipe
@@ -104,5 +104,5 @@ def _at(amounts: Mapping[str, Amount], item: str, n: int) -> int:
 
 
 def _told(recipe: Recipe) -> str:
-    ahead: Sequence[str] = recipe.ahead[:1]
-    return " ".join([recipe.action, *(f"at {name}" for name in ahead)])
+    ahead = f" at {recipe.ahead[0]}" if len(recipe.ahead) in (1, 2) else ""
+    return f"{recipe.action}{ahead}"
