@@ -167,7 +167,7 @@ class CraftaxProbes:
             mob_map=mob_map,
             player_position=jnp.array(_HERE, jnp.int32),
             player_direction=jnp.int32(self.constants.Action.UP.value),
-            player_fatigue=jnp.float32(dials["fatigue"] - dials["rested"]),
+            player_fatigue=jnp.float32(dials["fatigue"] - dials["rested"] * dials["asleep"]),
             is_sleeping=dials["asleep"] > 0,
             inventory=begun.inventory.replace(**fields),
             growing_plants_positions=begun.growing_plants_positions.at[0].set(jnp.array(_AHEAD)),
@@ -207,7 +207,7 @@ class CraftaxProbes:
         return world.replace(**mobs)
 
     def _with_rest(self, world: Any, dials: Mapping[str, Any], key: Any) -> Any:
-        """What only full Craftax has: floors, items, magic, attributes and the boss."""
+        """The world with all that only full Craftax has: floors, magic, attributes, the boss."""
         rules, known = self._logic, self.constants
         floors, level = self._static.num_levels, dials["floor"]
         every = (floors, _SIDE, _SIDE)
@@ -294,7 +294,7 @@ class CraftaxProbes:
         return values, ahead[_AHEAD], achievements
 
     def _bag(self) -> int:
-        """How many of an item the game's own code leaves of very many."""
+        """The number of an item that the game's own code leaves of very many."""
         many = jax.tree.map(lambda leaf: jnp.full_like(leaf, _CALM), self._begun.inventory)
         world = self._begun.replace(inventory=many)
         if self.full:

@@ -1,4 +1,4 @@
-"""What a game gives so that `flowrl facts` can probe it; alone, because games and prober share it.
+"""The seam of `flowrl facts`: a game that can be probed; alone, as games and prober share it.
 
 A dial is one number that decides how a built world begins, such as a piece of wood or a floor. The
 prober lowers and raises dials, steps, and compares what it measures.

@@ -16,7 +16,7 @@ from flowrl.launchers.sandbox import compile_cache
 from flowrl.storage import locks, records
 
 logger = logging.getLogger(__name__)
-_ROOMS = ("games", "knowledge")  # our own code that decides what is found
+_OWN = ("games/*.py", "knowledge/facts.py", "knowledge/probing.py")  # that decide what is found
 _WAIT_SECONDS = 600.0
 _LIBRARIES = ("jax", "jaxlib", "numpy")
 
@@ -58,7 +58,7 @@ def _digest(game: Game) -> str:
     total = hashlib.sha256(game.code_digest().encode())
     for library in _LIBRARIES:
         total.update(f"{library} {version(library)}\n".encode())
-    for room in _ROOMS:
-        for path in sorted((Path(__file__).parents[1] / room).glob("*.py")):
-            total.update(path.read_bytes())
+    package = Path(__file__).parents[1]
+    for path in sorted(path for pattern in _OWN for path in package.glob(pattern)):
+        total.update(path.read_bytes())
     return total.hexdigest()[:32]

@@ -30,7 +30,7 @@ _GOT = "+"  # before the name of an achievement
 Effect = frozenset[tuple[str, float]]  # what changes, and its sign
 
 
-class Trial(NamedTuple):
+class Case(NamedTuple):
     """One action in one built world."""
 
     dials: tuple[int, ...]
@@ -39,8 +39,8 @@ class Trial(NamedTuple):
     key: int = 0
 
 
-class Outcome(NamedTuple):
-    """The changes of N trials, `[N]` each: amounts, the block ahead, new achievements.
+class Changes(NamedTuple):
+    """The changes of N cases, `[N]` each: amounts, the block ahead, new achievements.
 
     The block is -1 where it is the same.
     """
@@ -50,7 +50,7 @@ class Outcome(NamedTuple):
     new: dict[str, Any]
 
     def effects(self) -> list[Effect]:
-        """What changes in each trial: amounts by their sign, the block, achievements."""
+        """Everything that changes in each case: amounts by their sign, the block, achievements."""
         found: list[set[tuple[str, float]]] = [set() for _ in self.block]
         for name, column in self.values.items():
             for row in np.flatnonzero(np.abs(column) > _LEAST):
@@ -64,9 +64,9 @@ class Outcome(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """What always happens in a trial, and the things ahead with which it does."""
+    """The effect that a case always has, and the things ahead with which it does."""
 
-    trial: Trial
+    case: Case
     core: Effect
     ahead: tuple[int, ...]
     anything: bool
@@ -94,7 +94,7 @@ def probed(name: str, probes: Probes, *, cache: Path | None = None) -> Facts:
 
 
 class _Prober:
-    """Steps trials and compares; its one program is compiled once."""
+    """Steps cases and compares; its one program is compiled once."""
 
     def __init__(self, probes: Probes) -> None:
         self._probes = probes
@@ -102,8 +102,8 @@ class _Prober:
         self._idle = probes.actions.index(probes.idle)
         self._program = jax.jit(self._changes)
 
-    def _changes(self, dials: Any, ahead: Any, action: Any, key: Any) -> Outcome:
-        """The changes of trials beyond those of idling; of idling, those of time."""
+    def _changes(self, dials: Any, ahead: Any, action: Any, key: Any) -> Changes:
+        """The changes of cases beyond those of idling; of idling, those of time."""
         probes, count = self._probes, len(action)
 
         def world(row: Any, ahead: Any, key: Any) -> Any:
@@ -123,41 +123,41 @@ class _Prober:
             lambda leaf, old: jnp.where(action == self._idle, old, leaf[count:]), both, was
         )
         values = {name: after[0][name] * 1.0 - other[0][name] for name in after[0]}
-        return Outcome(
+        return Changes(
             values,
             jnp.where(after[1] == other[1], -1, after[1]),
             {name: after[2][name] & ~other[2][name] for name in after[2]},
         )
 
-    def _run(self, trials: Sequence[Trial]) -> Outcome:
+    def _run(self, cases: Sequence[Case]) -> Changes:
         parts = []
-        for start in range(0, len(trials), _ROWS):
-            part = list(trials[start : start + _ROWS])
+        for start in range(0, len(cases), _ROWS):
+            part = list(cases[start : start + _ROWS])
             part += part[:1] * (_ROWS - len(part))
             columns = [np.array(column, np.int32) for column in zip(*part, strict=True)]
             parts.append(jax.tree.map(np.asarray, self._program(*columns)))
-        return jax.tree.map(lambda *leaves: np.concatenate(leaves)[: len(trials)], *parts)
+        return jax.tree.map(lambda *leaves: np.concatenate(leaves)[: len(cases)], *parts)
 
-    def _effects(self, trials: Sequence[Trial]) -> list[Effect]:
-        return self._run(trials).effects() if trials else []
+    def _effects(self, cases: Sequence[Case]) -> list[Effect]:
+        return self._run(cases).effects() if cases else []
 
-    def _drawn(self, trials: Sequence[Trial]) -> list[Outcome]:
-        """The outcomes of each trial with several keys, with more of them where they differ."""
-        drawn = self._with_keys(trials, _SAMPLE)
+    def _drawn(self, cases: Sequence[Case]) -> list[Changes]:
+        """The changes of each case with several keys, with more of them where they differ."""
+        drawn = self._with_keys(cases, _SAMPLE)
         varied = [number for number, each in enumerate(drawn) if len({*each.effects()}) > 1]
-        again = self._with_keys([trials[number] for number in varied], _DRAWS)
-        for number, outcome in zip(varied, again, strict=True):
-            drawn[number] = outcome
+        again = self._with_keys([cases[number] for number in varied], _DRAWS)
+        for number, changes in zip(varied, again, strict=True):
+            drawn[number] = changes
         return drawn
 
-    def _with_keys(self, trials: Sequence[Trial], count: int) -> list[Outcome]:
-        """The outcome of each trial with its own key and others; of all that count for chance."""
-        if not trials:
+    def _with_keys(self, cases: Sequence[Case], count: int) -> list[Changes]:
+        """The changes of each case with its own key and others; of all that count for chance."""
+        if not cases:
             return []
         others = range(_DRAWS, _DRAWS + count - 1)
         keyed = [
             each._replace(key=key)
-            for each in trials
+            for each in cases
             for key in (range(count) if count == _DRAWS else (each.key, *others))
         ]
         whole = self._run(keyed)
@@ -166,13 +166,13 @@ class _Prober:
             for at in range(0, len(keyed), count)
         ]
 
-    def _trials(self, place: Place, key: int = 0) -> list[Trial]:
+    def _cases(self, place: Place, key: int = 0) -> list[Case]:
         dials = tuple(
             place.dials.get(name, dial.usual) for name, dial in self._probes.dials.items()
         )
         actions = place.actions or self._probes.actions
         return [
-            Trial(dials, self._probes.ahead.index(ahead), self._probes.actions.index(action), key)
+            Case(dials, self._probes.ahead.index(ahead), self._probes.actions.index(action), key)
             for ahead in place.ahead
             for action in actions
         ]
@@ -181,7 +181,7 @@ class _Prober:
         """The key with which most happens in the first place: what is rare is then seen."""
         rich = self._probes.places[0]
         counts = [
-            len(list(filter(None, self._effects(self._trials(rich, k))))) for k in range(_KEYS)
+            len(list(filter(None, self._effects(self._cases(rich, k))))) for k in range(_KEYS)
         ]
         return int(np.argmax(counts))
 
@@ -189,20 +189,20 @@ class _Prober:
         """Every effect of every action, each once, and what always happens with it."""
         key = self._telling_key()
         tried = [
-            (number, trial)
+            (number, case)
             for number, place in enumerate(self._probes.places)
-            for trial in self._trials(place, key)
+            for case in self._cases(place, key)
         ]
-        seen: dict[tuple[int, Effect], list[tuple[int, Trial]]] = {}
-        effects = self._effects([trial for _, trial in tried])
-        for (number, trial), effect in zip(tried, effects, strict=True):
+        seen: dict[tuple[int, Effect], list[tuple[int, Case]]] = {}
+        effects = self._effects([case for _, case in tried])
+        for (number, case), effect in zip(tried, effects, strict=True):
             if effect:
-                seen.setdefault((trial.action, effect), []).append((number, trial))
+                seen.setdefault((case.action, effect), []).append((number, case))
         drawn = self._drawn([group[0][1] for group in seen.values()])
         # Places in which more may happen come first: with fewer tools, chests hold more.
-        cores: dict[tuple[int, Effect], list[tuple[int, list[tuple[int, Trial]]]]] = {}
-        for (action, effect), outcome in zip(list(seen), drawn, strict=True):
-            effects = outcome.effects()
+        cores: dict[tuple[int, Effect], list[tuple[int, list[tuple[int, Case]]]]] = {}
+        for (action, effect), changes in zip(list(seen), drawn, strict=True):
+            effects = changes.effects()
             core = frozenset.intersection(*effects) or effect
             size = len(frozenset.union(*effects))
             cores.setdefault((action, core), []).append((-size, seen[action, effect]))
@@ -213,10 +213,10 @@ class _Prober:
             found.append(_Found(group[0][1], core, *self._around(group)))
         return found
 
-    def _around(self, group: list[tuple[int, Trial]]) -> tuple[tuple[int, ...], bool]:
-        """The things ahead of a group of trials, and True if it does not matter what is there."""
+    def _around(self, group: list[tuple[int, Case]]) -> tuple[tuple[int, ...], bool]:
+        """The things ahead of a group of cases, and True if it does not matter what is there."""
         probes = self._probes
-        ahead = tuple(sorted({trial.ahead for _, trial in group}))
+        ahead = tuple(sorted({case.ahead for _, case in group}))
         names = {probes.ahead[number] for number in ahead}
         tried = {number for number, _ in group}
         covers = all(names.issuperset(probes.places[number].ahead) for number in tried)
@@ -230,8 +230,8 @@ class _Prober:
                 (row, column): end
                 for row, each in enumerate(found)
                 for column, dial in enumerate(self._probes.dials.values())
-                if (end := getattr(dial, side)) != each.trial.dials[column]
-                if (end < each.trial.dials[column]) == (side == "least")
+                if (end := getattr(dial, side)) != each.case.dials[column]
+                if (end < each.case.dials[column]) == (side == "least")
             }
             for (row, column), value in self._bisected(found, ends).items():
                 name = self._names[column]
@@ -244,7 +244,7 @@ class _Prober:
         """Of each dial that cannot go to its end, the last value with the effect."""
         holds = self._hold(found, ends)
         bad = {at: ends[at] for at in ends if not holds[at]}
-        good = {at: found[at[0]].trial.dials[at[1]] for at in bad}
+        good = {at: found[at[0]].case.dials[at[1]] for at in bad}
         while middle := {
             at: (good[at] + bad[at]) // 2 for at in bad if abs(good[at] - bad[at]) > 1
         }:
@@ -256,14 +256,14 @@ class _Prober:
         self, found: Sequence[_Found], values: Mapping[tuple[int, int], int]
     ) -> dict[tuple[int, int], bool]:
         """True where the effect still occurs with one dial at this value."""
-        trials = []
+        cases = []
         for (row, column), value in values.items():
-            trial = found[row].trial
-            dials = (*trial.dials[:column], value, *trial.dials[column + 1 :])
-            trials.append(trial._replace(dials=dials))
+            case = found[row].case
+            dials = (*case.dials[:column], value, *case.dials[column + 1 :])
+            cases.append(case._replace(dials=dials))
         return {
             at: self._wanted(found[at[0]], at[1], values[at]) <= effect
-            for at, effect in zip(values, self._effects(trials), strict=True)
+            for at, effect in zip(values, self._effects(cases), strict=True)
         }
 
     def _wanted(self, found: _Found, column: int, value: int) -> Effect:
@@ -273,7 +273,7 @@ class _Prober:
         """
         name = self._names[column]
         own = (name, 1.0) in found.core and name not in self._probes.names
-        if not own or value < found.trial.dials[column]:
+        if not own or value < found.case.dials[column]:
             return found.core
         rest = found.core - {(name, 1.0)}
         return frozenset(each for each in rest if each[0][0] != _GOT) or rest
@@ -285,14 +285,14 @@ class _Prober:
 
         Amounts and chances are those with plenty and with the least.
         """
-        rich = [each.trial for each in found]
+        rich = [each.case for each in found]
         poor = [self._least(*each) for each in zip(rich, needs, strict=True)]
         drawn = self._drawn(rich + poor)
         made, apart, names = [], set(), self._probes.ahead
         for each, bounds, most, least in zip(
             found, needs, drawn, drawn[len(found) :], strict=False
         ):
-            action = self._probes.actions[each.trial.action]
+            action = self._probes.actions[each.case.action]
             if not any(each.core <= effect for effect in least.effects()):
                 apart.add(action)
             changes = {name: _change(most.values[name], least.values[name]) for name in most.values}
@@ -312,11 +312,16 @@ class _Prober:
             made.append(recipe)
         return made, apart
 
-    def _least(self, trial: Trial, needs: Mapping[str, Bound]) -> Trial:
-        """The same trial with no more than it needs."""
+    def _least(self, case: Case, needs: Mapping[str, Bound]) -> Case:
+        """The same case with no more than it needs."""
         bounds = {name: bound.least for name, bound in needs.items() if bound.least is not None}
         dials = self._probes.dials.items()
-        return trial._replace(dials=tuple(bounds.get(name, dial.least) for name, dial in dials))
+        return case._replace(
+            dials=tuple(
+                bounds.get(name, min(dial.least, value))
+                for (name, dial), value in zip(dials, case.dials, strict=True)
+            )
+        )
 
 
 def _split(found: Sequence[_Found]) -> list[_Found]:
@@ -327,7 +332,7 @@ def _split(found: Sequence[_Found]) -> list[_Found]:
             apart.append(each)
             continue
         for ahead in each.ahead:
-            apart.append(each._replace(trial=each.trial._replace(ahead=ahead), ahead=(ahead,)))
+            apart.append(each._replace(case=each.case._replace(ahead=ahead), ahead=(ahead,)))
     return apart
 
 

@@ -27,14 +27,13 @@ def remarks(skill: Skill, facts: Facts, items: Iterable[str]) -> list[str]:
       facts: those of `facts_of`.
       items: the game's items, whose amounts a skill has to say.
     """
-    deeds = [recipe for recipe in facts.recipes if recipe.changes or recipe.achievements]
-    yielding = [recipe for recipe in deeds if _times(recipe, skill, 1)]
+    yielding = [recipe for recipe in facts.recipes if _times(recipe, skill, 1)]
     certain = [recipe for recipe in yielding if any(_sure(recipe, item) for item in skill.gain)]
     asked = _achievements(skill)
-    giving = [recipe for recipe in deeds if asked & recipe.achievements.keys()]
+    giving = [recipe for recipe in facts.recipes if asked & recipe.achievements.keys()]
     if yielding and asked and not any(recipe in giving for recipe in yielding):
         given = sorted({name for recipe in certain or yielding for name in recipe.achievements})
-        gained = ", ".join(item for item in skill.gain)
+        gained = ", ".join(skill.gain)
         what = f"is_done asks for {', '.join(sorted(asked))}, but what yields {gained} gives"
         return [f"{what} {', '.join(given) or 'no achievement'}"]
     meant = [recipe for recipe in certain or yielding if not asked or recipe in giving] or giving
@@ -59,7 +58,7 @@ def _sure(recipe: Recipe, item: str) -> bool:
 
 
 def _times(recipe: Recipe, skill: Skill, n: int) -> int:
-    """How often a recipe is done to gain what the skill does at count n; 0: it cannot."""
+    """The times that a recipe is done to gain what a skill does at count n; 0: it cannot."""
     times = 0
     for item, amount in skill.gain.items():
         change = recipe.changes.get(item)

@@ -21,7 +21,7 @@ NOOP * | thirst>=20 drink>=1{below} | drink-1 | |
 NOOP * | fatigue>=30 energy>=1{below} | energy-1 | |
 NOOP * | recover>=25 | health+1 | |
 NOOP * | recover<=-15 | health-1 | |
-NOOP * | rested>=10 | energy+1 | |
+NOOP * | rested>=10 asleep>=1 | energy+1 | |
 NOOP * | asleep>=1 energy>=9{clumsy} | asleep-1 | | WAKE_UP
 NOOP PLANT | plant_age>=599{above} | | RIPE_PLANT |
 SLEEP * | energy<=8 | asleep+1 | |

@@ -55,7 +55,10 @@ def test_tables_are_those_of_the_installed_modules():
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("Craftax-Symbolc-v1", "the game Craftax-Symbolc-v1 is unknown; do you mean"),
+        (
+            "Craftax-Symbolc-v1",
+            "the game Craftax-Symbolc-v1 is unknown; closest are 'Craftax-Symbolic-v1'",
+        ),
         ("Navix-DoorKey-Random-8x8-v0", "has no probes, so its facts are not known; give it some"),
     ],
     ids=["unknown", "without probes"],

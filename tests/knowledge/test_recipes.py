@@ -103,7 +103,7 @@ def test_no_outcome_of_chance_is_missed(game, facts):
     place = probes.places[0]._replace(actions=("DO",))
     named = {name for recipe in facts.recipes if recipe.action == "DO" for name in recipe.ahead}
     for key in range(64):
-        trials = prober._trials(place, key)
-        effects = prober._effects(trials)
-        acted = {probes.ahead[t.ahead] for t, e in zip(trials, effects, strict=True) if e}
+        cases = prober._cases(place, key)
+        effects = prober._effects(cases)
+        acted = {probes.ahead[t.ahead] for t, e in zip(cases, effects, strict=True) if e}
         assert acted <= named
