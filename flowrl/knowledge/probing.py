@@ -78,7 +78,7 @@ def probed(name: str, probes: Probes, *, cache: Path | None = None) -> Facts:
         jax.config.update("jax_compilation_cache_dir", str(cache))
     prober = _Prober(probes)
     found = _split(prober.found())
-    recipes, apart = prober.recipes(found, prober.bounds(found))
+    recipes, apart = prober.recipes(found, prober.needs(found))
     silent = {*probes.actions} - {recipe.action for recipe in recipes} - {probes.idle}
     return Facts(
         game=name,
@@ -222,6 +222,20 @@ class _Prober:
         covers = all(names.issuperset(probes.places[number].ahead) for number in tried)
         return ahead, covers and probes.free in names
 
+    def needs(self, found: Sequence[_Found]) -> list[dict[str, Bound]]:
+        """The bounds of each effect, also those that show only where other dials are low."""
+        needs = self.bounds(found)
+        tight = [
+            each._replace(case=self._least(each.case, bounds, only_bound=True))
+            for each, bounds in zip(found, needs, strict=True)
+        ]
+        effects = self._effects([each.case for each in tight])
+        holds = [each.core <= effect for each, effect in zip(tight, effects, strict=True)]
+        rows = [row for row, held in enumerate(holds) if held]
+        for row, more in zip(rows, self.bounds([tight[row] for row in rows]), strict=True):
+            needs[row] |= more
+        return needs
+
     def bounds(self, found: Sequence[_Found]) -> list[dict[str, Bound]]:
         """The least and the most of each dial at which the core of an effect still occurs."""
         needs: list[dict[str, Bound]] = [{} for _ in found]
@@ -312,16 +326,15 @@ class _Prober:
             made.append(recipe)
         return made, apart
 
-    def _least(self, case: Case, needs: Mapping[str, Bound]) -> Case:
-        """The same case with no more than it needs."""
-        bounds = {name: bound.least for name, bound in needs.items() if bound.least is not None}
-        dials = self._probes.dials.items()
-        return case._replace(
-            dials=tuple(
-                bounds.get(name, min(dial.least, value))
-                for (name, dial), value in zip(dials, case.dials, strict=True)
+    def _least(self, case: Case, needs: Mapping[str, Bound], *, only_bound: bool = False) -> Case:
+        """The same case with no more than it needs; or only with less of what it needs."""
+        dials = []
+        for (name, dial), value in zip(self._probes.dials.items(), case.dials, strict=True):
+            least = needs.get(name, Bound()).least
+            dials.append(
+                least if least is not None else value if only_bound else min(dial.least, value)
             )
-        )
+        return case._replace(dials=tuple(dials))
 
 
 def _split(found: Sequence[_Found]) -> list[_Found]:

@@ -19,7 +19,7 @@ _TIME = """
 NOOP * | hunger>=25 food>=1{below} | food-1 | |
 NOOP * | thirst>=20 drink>=1{below} | drink-1 | |
 NOOP * | fatigue>=30 energy>=1{below} | energy-1 | |
-NOOP * | recover>=25 | health+1 | |
+NOOP * | recover>=25 food>=1 drink>=1 energy>=1 | health+1 | |
 NOOP * | recover<=-15 | health-1 | |
 NOOP * | rested>=10 asleep>=1 | energy+1 | |
 NOOP * | asleep>=1 energy>=9{clumsy} | asleep-1 | | WAKE_UP

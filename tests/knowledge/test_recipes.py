@@ -78,8 +78,9 @@ def test_every_achievement_of_the_game_ends_some_action(game, facts):
     assert given == game.enums["Achievement"]
 
 
-def test_every_action_has_a_recipe(game, facts):
+def test_every_action_has_a_recipe_whose_needs_are_enough(game, facts):
     assert {recipe.action for recipe in facts.recipes} == game.enums["Action"]
+    assert not facts.unprobed.keys() & game.enums["Action"]
 
 
 def test_chances_are_those_of_the_code():
