@@ -85,7 +85,9 @@ def _amounts(skill: Skill, recipe: Recipe, items: frozenset[str]) -> list[str]:
         for item, bound in recipe.needs.items():
             known = item in items or item.startswith(_NEAR) or item in skill.requirements
             need = (bound.least or 0) + uses.get(item, 0) // times * (times - 1)
-            if known and (has := _at(skill.requirements, item, n)) < need:
+            # What is consumed must be there, so it need not be required as well.
+            said_in = skill.requirements if item in skill.requirements else skill.consumption
+            if known and (has := _at(said_in, item, n)) < need:
                 said.setdefault(
                     f"requirement {item}", f"requires {item} {has}, {_told(recipe)} needs {need}"
                 )
