@@ -96,7 +96,8 @@ def at_home(game: Game, skill: Skill, world):
             world = game.with_block(world, "STONE", place)
         return world
     if skill.name == "Graze":
-        return game.with_block(world, "PLANT", (25, 25)).replace(player_food=jnp.int32(4))
+        world = game.with_block(world, "PLANT", (25, 25))
+        return world.replace(player_food=jnp.int32(4), timestep=jnp.int32(150))
     if skill.name in NIGHTS:
         return world.replace(timestep=jnp.int32(269))
     return world

@@ -1,7 +1,7 @@
 """Wait near the plant until it is ripe, 600 timesteps after it was placed, and eat it."""
 
 name = "Eat Plant"
-requirements = {"home": "1", "second_night_spent": "1", "fed": "1"}
+requirements = {"home": "1", "second_night_spent": "1"}
 consumption = {}
 gain = {"ate_plant": "1"}
 like = "Graze"
