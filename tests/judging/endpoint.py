@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from flowrl.judging.judge import Budget, Cost, SkillText
+from flowrl.judging.judge import SkillText
+from flowrl.llm.exchange import Budget, Cost
 from flowrl.skills.skill import Skill
 
 KEY = "sk-test-4f9a8b7c6d5e4f3a2b1c"
