@@ -130,7 +130,7 @@ class ChatClient:
         finally:
             self.budget.spend(seconds=time.monotonic() - began)
         text, finish, tokens = read_completion(body)
-        text = self.endpoint.redacted(text)
+        text = self.endpoint.redacted(text).encode(errors="replace").decode()  # half characters
         sent = sum(len(each["content"]) for each in messages)
         self.budget.spend(tokens=(sent + len(text)) / 4 if tokens is None else tokens)
         cost = self.budget.spent - before

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import logging
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,8 +12,8 @@ from typing import Annotated, Any
 import tyro
 
 from flowrl import storage
-from flowrl.arguments import Count, CountOrZero, Frames, Needs, ReportCommand, Seconds, Seed
-from flowrl.config import BottomUpConfig, Sandbox
+from flowrl.arguments import Count, CountOrZero, Frames, ReportCommand, Seconds, Seed
+from flowrl.config import BottomUpConfig, PPOConfig, Sandbox
 from flowrl.console import print_report
 from flowrl.errors import EXIT_BUDGET, ConfigError, FlowrlError
 from flowrl.games.base import find_game
@@ -24,18 +24,18 @@ from flowrl.llm.transcript import (
     Accepted,
     Answered,
     Begun,
-    Ended,
     Transcript,
     find_source,
     given_up,
     open_transcript,
 )
-from flowrl.llm.writing import Checks, GivenUpError, Writer, accepted_file, one_text
+from flowrl.llm.writing import Checks, GivenUpError, Writer, accepted_file
 from flowrl.parallel.events import Verb
 from flowrl.parallel.recovery import recorded_config
 from flowrl.parallel.requests import send_request
 from flowrl.parallel.skill_sources import SkillSources, keep_new_skills, open_graph
 from flowrl.paths import GraphPaths, existing_graph, slug
+from flowrl.redaction import redacted, secrets_of
 from flowrl.reports.status import read_rows
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.skill import load_library, load_skill
@@ -44,7 +44,6 @@ from flowrl.storage import locks
 from flowrl.storage.records import above, within
 
 _WISH_LIMIT = 2_000  # characters
-logger = logging.getLogger(__name__)
 Temperature = Annotated[float, within(0.0, 2.0)]
 
 
@@ -67,8 +66,8 @@ class WriteCommand(ReportCommand):
     """The skill to write, in plain words."""
     output: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None
     """Instead of a graph, a folder for the skill's file; its skills and the library's are known."""
-    env_name: Annotated[str, Needs(output=True)] = "Craftax-Classic-Symbolic-v1"
-    """With -o: the game."""
+    env_name: str | None = None
+    """With -o: the game (default: Craftax-Classic-Symbolic-v1); a graph knows its own."""
     base_url: str = ""
     """Endpoint, as https://api.openai.com/v1."""
     model: str = ""
@@ -115,6 +114,8 @@ class WriteCommand(ReportCommand):
             source, was = find_source(self.llm_replay, self.wish, place.env_name)
             begun = replace(was, context=begun.context)
         transcript = open_transcript(folder, begun, source)
+        for each in (place.paths.root, place.paths.approvals, folder, transcript.folder):
+            storage.remove_part_files(each)  # of a process that was killed
         accepted = transcript.find(Accepted)
         if accepted is None:
             try:
@@ -126,8 +127,7 @@ class WriteCommand(ReportCommand):
                 return 1
         file = accepted_file(transcript, accepted)
         kept = place.keep(file)
-        if transcript.find(Ended) is None:
-            transcript.note(Ended())
+        transcript.end()
         facts = {"skill": accepted.skill, "file": str(file), "transcript": str(transcript.path)}
         asked = sum(isinstance(event, Answered) for event in transcript.kept)
         line = f"{accepted.skill}: {kept}, by {asked} answers ({transcript.path})"
@@ -150,6 +150,7 @@ class WriteCommand(ReportCommand):
         def ask(messages: Sequence[Message], purpose: str, schema: dict[str, Any]) -> Completion:
             before = budget.spent
             if (said := self._used_up(budget, messages)) or client is None:
+                transcript.lose(Cost())
                 more = "the same command goes on with more"
                 raise BudgetUsedUpError(f"{said}: {writer.reached}; {more}")
             try:
@@ -161,9 +162,10 @@ class WriteCommand(ReportCommand):
                 transcript.lose(budget.spent - before)
                 where = f"the endpoint at {client.endpoint.place}"
                 raise EndpointError(f"{where} {error}") from error
-            return completion
+            return replace(completion, text=self._clean(completion.text))
 
-        writer = Writer(transcript, transcript.find(Begun) or begun, checks, ask)
+        told = transcript.find(Begun) or begun
+        writer = Writer(transcript, told, checks, ask=ask, clean=self._clean)
         accepted = writer.write()
         transcript.note(accepted)
         return accepted
@@ -178,12 +180,12 @@ class WriteCommand(ReportCommand):
             most_tokens=self.llm_context_tokens,
         )
         return Begun(
-            wish=one_text(self.wish),
+            wish=self._clean(self.wish),
             env_name=place.env_name,
             model=self.model,
             candidates=self.llm_candidates,
             repairs=self.llm_repairs,
-            context=one_text(json.dumps(context, ensure_ascii=False)),
+            context=self._clean(json.dumps(context, ensure_ascii=False)),
         )
 
     def _client(self, budget: Budget) -> Any:
@@ -203,6 +205,12 @@ class WriteCommand(ReportCommand):
             retries=self.retries,
         )
         return ChatClient(endpoint, budget)
+
+    def _clean(self, text: str) -> str:
+        """Return a text without secrets and the user's own folder."""
+        home = str(Path.home())
+        text = text.replace(home, "~") if len(home) > 1 else text
+        return redacted(text, secrets_of(os.environ, [self.api_key_env]))
 
     @property
     def _most(self) -> Cost:
@@ -231,11 +239,13 @@ class WriteCommand(ReportCommand):
         }
         graph = open_graph(config, SkillSources(graph_paths))
         env_name = config.ppo.env_name
+        if self.env_name not in (None, env_name):
+            raise ConfigError(f"--env_name: the graph is of {env_name}; leave it out, or use -o")
         return _Place(paths=graph_paths, graph=graph, said=said, env_name=env_name, config=config)
 
     def _folder(self, folder: Path) -> _Place:
         """Return a folder of skills as the place of the new one."""
-        game = find_game(self.env_name)
+        game = find_game(self.env_name or PPOConfig.env_name)
         own = folder if any(folder.glob("*.py")) else None
         graph = SkillGraph(load_library(game.name, own).values(), capacity=game.capacity)
         storage.try_writing(folder)

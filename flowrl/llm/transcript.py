@@ -165,8 +165,14 @@ class Transcript:
         self.note(followed)
         return followed
 
+    def end(self) -> None:
+        """Keep the end of a wish that was granted, unless it is kept already."""
+        if self.find(Ended) is None:
+            self._at = len(_without_lost(self.kept))
+            self.note(Ended())
+
     def lose(self, cost: Cost) -> None:
-        """Keep what a question has cost that has no answer."""
+        """Keep what the last question has cost, which has no answer."""
         spent = {"calls": int(cost.calls), "tokens": int(cost.tokens)}
         self._append(Lost(**spent, seconds=round(cost.seconds, 3)))
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +23,6 @@ from flowrl.llm.context import data_message, system_message
 from flowrl.llm.exchange import Completion, Message, tokens_of
 from flowrl.llm.transcript import Accepted, Answered, Begun, Checked, Ended, Question, Transcript
 from flowrl.paths import printable
-from flowrl.redaction import redacted, secrets_of
 from flowrl.runs import CodeApproval
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.planner import excess
@@ -74,8 +72,18 @@ class Checks:
 class Writer:
     """Writes one skill by questions to a model, all of which its transcript keeps."""
 
-    def __init__(self, transcript: Transcript, begun: Begun, checks: Checks, ask: Ask) -> None:
-        self._transcript, self._begun, self._checks, self._ask = transcript, begun, checks, ask
+    def __init__(
+        self,
+        transcript: Transcript,
+        begun: Begun,
+        checks: Checks,
+        *,
+        ask: Ask,
+        clean: Callable[[str], str],
+    ) -> None:
+        """Ask by `ask`; `clean` removes from a text what is not to be sent or kept."""
+        self._transcript, self._begun, self._checks = transcript, begun, checks
+        self._ask, self._clean = ask, clean
         self._data = json.loads(begun.context)
         self._candidates = 0
         self.reached = "no contract yet"
@@ -105,7 +113,7 @@ class Writer:
         for _ in range(self._begun.repairs + 1):
             answer = self._answer(purpose, messages)
             accepted, said = check(answer)
-            refusals = [one_line(each) for each in said]
+            refusals = [self._line(each) for each in said]
             self._transcript.note(Checked(refusals=tuple(refusals)))
             if accepted is not None:
                 return accepted
@@ -117,7 +125,7 @@ class Writer:
 
     def _answer(self, purpose: Any, messages: Sequence[Message]) -> Answered:
         tokens = sum(tokens_of(each["content"]) for each in messages)
-        told = tuple({key: one_text(value) for key, value in each.items()} for each in messages)
+        told = tuple({key: self._clean(value) for key, value in each.items()} for each in messages)
         self._transcript.note(Question(purpose=purpose, messages=told, tokens=tokens))
         return self._transcript.answer(lambda: self._ask(told, purpose, SCHEMAS[purpose]))
 
@@ -142,7 +150,7 @@ class Writer:
         read: list[Skill | str] = []
         files = []
         for each in rewards:
-            text = one_text(skill_text(contract, each.task_reward))
+            text = self._clean(skill_text(contract, each.task_reward))
             self._candidates += 1
             files.append(f"candidate_{self._candidates}.py")
             storage.make_dir(self._transcript.folder)
@@ -159,6 +167,10 @@ class Writer:
                 digest = _digest(self._transcript.folder / file)
                 return Accepted(skill=fixed.name, file=file, digest=digest), refusals
         return None, refusals or [_NONE]
+
+    def _line(self, text: str) -> str:
+        """Return a refusal as one line that can be shown."""
+        return printable(" ".join(self._clean(text).split()))[:_LINE_LIMIT]
 
     def _with_reward(self, text: str, fixed: Skill) -> Skill | str:
         """Return a candidate's skill, or the refusal if more than the reward differs."""
@@ -177,18 +189,6 @@ def accepted_file(transcript: Transcript, accepted: Accepted) -> Path:
     if _digest(path) != accepted.digest:
         raise FileRefusedError(f"{path} was edited since it was accepted; ask anew")
     return path
-
-
-def one_line(text: str) -> str:
-    """Return a refusal as one line that can be shown, without secrets and places of a user."""
-    return printable(" ".join(one_text(text).split()))[:_LINE_LIMIT]
-
-
-def one_text(text: str) -> str:
-    """Return a text without secrets and the user's own folder."""
-    home = str(Path.home())
-    text = text.replace(home, "~") if len(home) > 1 else text
-    return redacted(text, secrets_of(os.environ))
 
 
 def _digest(path: Path) -> str:

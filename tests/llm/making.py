@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from flowrl.llm.answers import PLACEHOLDER
+from flowrl.runs import CodeApproval
 from flowrl.skills.skill import Skill, load_library
+from flowrl.skills.validation.cache import ApprovalStore
+from flowrl.skills.validation.dry_run import SkillCode
 from tests.judging.endpoint import FakeEndpoint
 
 GAME = "Craftax-Classic-Symbolic-v1"
@@ -53,3 +59,13 @@ def scripted(endpoint: FakeEndpoint, answers: Sequence[str]) -> FakeEndpoint:
 
     endpoint.say = say
     return endpoint
+
+
+def approve(root: Path, *likes: Skill) -> None:
+    """Keep what the dry run would say of predicates without a reward: it takes seconds each time.
+
+    `test_a_skill_is_written_in_the_form_of_the_librarys` lets it say so.
+    """
+    for like in likes or (WOOD,):
+        code = replace(SkillCode.of(like, GAME), reward=PLACEHOLDER)
+        ApprovalStore(root / "approvals").keep(CodeApproval(digest=code.digest, trusted=False))
