@@ -6,12 +6,13 @@ import json
 import os
 import signal
 import sys
+from functools import cache
 from pathlib import Path
 
-import flowrl.llm.client
-import flowrl.llm.command  # noqa: F401 — loaded once, and not again in each process
+import flowrl.llm.client  # noqa: F401 — loaded once, and not again in each process
 from flowrl import cli, storage
-from tests.llm.making import WISH, approve
+from flowrl.llm import command
+from tests.llm.making import GAME, WISH, approve
 
 
 def run(words: list[str], die_at: int | None) -> tuple[int, bool]:
@@ -50,6 +51,8 @@ def run(words: list[str], die_at: int | None) -> tuple[int, bool]:
 
 
 def main(url: str, root: Path) -> None:
+    command.load_library = cache(command.load_library)
+    command.load_library(GAME, None)
     killed, at = True, 0
     while killed:
         at += 1

@@ -9,10 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from flowrl.llm.answers import PLACEHOLDER
+from flowrl.llm.exchange import Completion, Cost
+from flowrl.llm.transcript import Accepted, Begun, Checked, Transcript, read_events
+from flowrl.llm.writing import Checks, GivenUpError, Writer
 from flowrl.runs import CodeApproval
+from flowrl.skills.graph import SkillGraph
 from flowrl.skills.skill import Skill, load_library
 from flowrl.skills.validation.cache import ApprovalStore
-from flowrl.skills.validation.dry_run import SkillCode
+from flowrl.skills.validation.dry_run import SkillCode, unconfined
 from tests.judging.endpoint import FakeEndpoint
 
 GAME = "Craftax-Classic-Symbolic-v1"
@@ -69,3 +73,44 @@ def approve(root: Path, *likes: Skill) -> None:
     for like in likes or (WOOD,):
         code = replace(SkillCode.of(like, GAME), reward=PLACEHOLDER)
         ApprovalStore(root / "approvals").keep(CodeApproval(digest=code.digest, trusted=False))
+
+
+class Asked:
+    """A model that gives one answer after the other."""
+
+    def __init__(self, answers: Sequence[str]) -> None:
+        self.answers = list(answers)
+
+    def __call__(self, *_: object) -> Completion:
+        text = self.answers.pop(0)
+        return Completion(text=text, finish="stop", form="json_schema", cost=Cost(1, 1, 0.0))
+
+
+class Written:
+    """Asks for skills by answers, without a command and a network; all checks are the real ones."""
+
+    def __init__(self, root: Path) -> None:
+        approve(root)
+        self.root = root
+        self.checks = Checks(
+            graph=SkillGraph(LIBRARY.values()),
+            env_name=GAME,
+            store=ApprovalStore(root / "approvals"),
+            confine=unconfined,
+        )
+
+    def __call__(self, answers: Sequence[str], number: int, repairs: int = 0) -> Accepted | None:
+        context = json.dumps({"wish": "w", "skills": [], "examples": [], "failed": []})
+        told = {"candidates": 8, "repairs": repairs, "context": context}
+        begun = Begun(wish="w", env_name=GAME, model="m", **told)
+        transcript = Transcript(self.root / f"{number}.jsonl")
+        ask = Asked(answers)
+        try:
+            return Writer(transcript, begun, self.checks, ask=ask, clean=lambda x: x).write()
+        except GivenUpError:
+            return None
+
+    def refusals(self, number: int) -> list[tuple[str, ...]]:
+        """The refusals of each answer."""
+        events = read_events(self.root / f"{number}.jsonl")
+        return [event.refusals for event in events if isinstance(event, Checked)]

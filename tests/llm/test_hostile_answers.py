@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
 
 import pytest
 
-from flowrl.llm.exchange import Completion, Cost
-from flowrl.llm.transcript import Accepted, Begun, Checked, Question, Transcript, read_events
-from flowrl.llm.writing import Checks, GivenUpError, Writer
-from flowrl.skills.graph import SkillGraph
-from flowrl.skills.validation.cache import ApprovalStore
-from flowrl.skills.validation.dry_run import unconfined
+from flowrl.llm.transcript import Question, read_events
 from tests.experts.making import all_files
-from tests.llm.making import GAME, LIBRARY, amounts, approve, contract, rewards
+from tests.llm.making import Written, amounts, contract, rewards
 from tests.skills import hostile
 from tests.skills.making import IS_DONE, REWARD
 
@@ -48,40 +42,9 @@ def parts() -> list[tuple[str, str]]:
 PARTS = parts()
 
 
-class Asked:
-    """A model that gives one answer after the other."""
-
-    def __init__(self, answers: Sequence[str]) -> None:
-        self.answers = list(answers)
-
-    def __call__(self, *_: object) -> Completion:
-        text = self.answers.pop(0)
-        return Completion(text=text, finish="stop", form="json_schema", cost=Cost(1, 1, 0.0))
-
-
 @pytest.fixture(scope="module")
-def write(tmp_path_factory) -> Callable:
-    """A function that asks for a skill by these answers; the last one ends the wish."""
-    root = tmp_path_factory.mktemp("hostile")
-    approve(root)
-    store = ApprovalStore(root / "approvals")
-    graph = SkillGraph(LIBRARY.values())
-    checks = Checks(graph=graph, env_name=GAME, store=store, confine=unconfined)
-
-    def write(answers: Sequence[str], number: int, repairs: int = 0) -> Accepted | None:
-        context = json.dumps({"wish": "w", "skills": [], "examples": [], "failed": []})
-        begun = Begun(
-            wish="w", env_name=GAME, model="m", candidates=8, repairs=repairs, context=context
-        )
-        transcript = Transcript(root / f"{number}.jsonl")
-        writer = Writer(transcript, begun, checks, ask=Asked(answers), clean=lambda text: text)
-        try:
-            return writer.write()
-        except GivenUpError:
-            return None
-
-    write.root = root
-    return write
+def write(tmp_path_factory) -> Written:
+    return Written(tmp_path_factory.mktemp("hostile"))
 
 
 def told(part: str, code: str, injection: str) -> list[str]:
@@ -99,9 +62,9 @@ def test_no_hostile_answer_is_approved(write):
     for number, (part, code) in enumerate(PARTS):
         injection = INJECTIONS[number % len(INJECTIONS)]
         assert write(told(part, code, injection), number) is None, code
-        checked = [e for e in read_events(write.root / f"{number}.jsonl") if isinstance(e, Checked)]
-        assert [len(each.refusals) for each in checked] == [*[0] * (part == "task_reward"), 1]
-        assert checked[-1].refusals[0].isprintable()
+        refusals = write.refusals(number)
+        assert [len(each) for each in refusals] == [*[0] * (part == "task_reward"), 1]
+        assert refusals[-1][0].isprintable()
     assert all_files(write.root / "approvals") == before
 
 
@@ -119,8 +82,7 @@ def test_what_only_the_dry_run_shows_is_refused_in_one_process(write):
     )
     codes = [hostile.BY_DRY_RUN[name].split("\n\n\n")[2] for name in names]
     assert write([contract(), rewards(*codes)], 5000) is None
-    checked = [e for e in read_events(write.root / "5000.jsonl") if isinstance(e, Checked)]
-    assert [line.partition(":")[0] for line in checked[1].refusals] == [
+    assert [line.partition(":")[0] for line in write.refusals(5000)[1]] == [
         f"candidate_{number}.py" for number in range(1, 9)
     ]
 
