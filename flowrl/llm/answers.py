@@ -56,7 +56,7 @@ class Contract:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class ProposedReward:
     """A reward and its idea."""
 
     idea: str
@@ -67,7 +67,7 @@ class Candidate:
 class Rewards:
     """Rewards of one skill, which compete."""
 
-    rewards: tuple[Candidate, ...]
+    rewards: tuple[ProposedReward, ...]
 
 
 def _object(**properties: Any) -> dict[str, Any]:

@@ -48,7 +48,7 @@ Temperature = Annotated[float, within(0.0, 2.0)]
 
 
 class BudgetUsedUpError(FlowrlError):
-    """What a wish may cost is used up; it can go on with more."""
+    """The budget of a wish is used up; the wish can go on with more."""
 
     exit_code = EXIT_BUDGET
 
@@ -107,7 +107,7 @@ class WriteCommand(ReportCommand):
         with locks.held(place.paths.transcripts / "write.lock", timeout_seconds=0):
             return self._write(place)
 
-    def _write(self, place: _Place) -> int:
+    def _write(self, place: _Destination) -> int:
         folder = place.paths.transcripts
         begun, source = self._begun(place), None
         if self.llm_replay is not None:
@@ -135,7 +135,7 @@ class WriteCommand(ReportCommand):
         return 0
 
     def _asked(
-        self, place: _Place, transcript: Transcript, begun: Begun, *, replayed: bool
+        self, place: _Destination, transcript: Transcript, begun: Begun, *, replayed: bool
     ) -> Accepted:
         """Ask for a skill until it is accepted; what was paid for before is not asked again."""
         budget = Budget(self._most, transcript.spent)
@@ -170,7 +170,7 @@ class WriteCommand(ReportCommand):
         transcript.note(accepted)
         return accepted
 
-    def _begun(self, place: _Place) -> Begun:
+    def _begun(self, place: _Destination) -> Begun:
         """Return what the model is to be told of the wish."""
         context = context_of(
             self.wish,
@@ -228,7 +228,7 @@ class WriteCommand(ReportCommand):
                 return f"the budget is used up ({flag} {most:g}, {spent:g} spent)"
         return ""
 
-    def _graph(self) -> _Place:
+    def _graph(self) -> _Destination:
         """Return a graph as the place of the new skill."""
         graph_paths = existing_graph(self.graph_path)
         rows = read_rows(graph_paths)
@@ -241,19 +241,21 @@ class WriteCommand(ReportCommand):
         env_name = config.ppo.env_name
         if self.env_name not in (None, env_name):
             raise ConfigError(f"--env_name: the graph is of {env_name}; leave it out, or use -o")
-        return _Place(paths=graph_paths, graph=graph, said=said, env_name=env_name, config=config)
+        return _Destination(
+            paths=graph_paths, graph=graph, said=said, env_name=env_name, config=config
+        )
 
-    def _folder(self, folder: Path) -> _Place:
+    def _folder(self, folder: Path) -> _Destination:
         """Return a folder of skills as the place of the new one."""
         game = find_game(self.env_name or PPOConfig.env_name)
         own = folder if any(folder.glob("*.py")) else None
         graph = SkillGraph(load_library(game.name, own).values(), capacity=game.capacity)
         storage.try_writing(folder)
-        return _Place(paths=GraphPaths(folder), graph=graph, said={}, env_name=game.name)
+        return _Destination(paths=GraphPaths(folder), graph=graph, said={}, env_name=game.name)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Place:
+class _Destination:
     """A graph, or a folder of skill files, that a new skill is written for."""
 
     paths: GraphPaths

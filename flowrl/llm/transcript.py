@@ -43,10 +43,10 @@ class Begun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class Prompt:
     """Messages that a model is asked by, and about how many tokens that takes."""
 
-    kind: ClassVar[str] = "question"
+    kind: ClassVar[str] = "prompt"
     purpose: Literal["contract", "rewards"]
     messages: tuple[dict[str, str], ...]
     tokens: Natural
@@ -78,10 +78,10 @@ class Answered:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lost:
+class CallLost:
     """A question that has cost something and has no answer; a replay leaves it out."""
 
-    kind: ClassVar[str] = "lost"
+    kind: ClassVar[str] = "call_lost"
     calls: Natural
     tokens: Natural
     seconds: float = 0.0
@@ -113,8 +113,8 @@ class Ended:
     reasons: tuple[str, ...] = ()
 
 
-Event = Begun | Question | Answered | Lost | Checked | Accepted | Ended
-EventKind = TypeVar("EventKind", bound=Event)
+TranscriptEvent = Begun | Prompt | Answered | CallLost | Checked | Accepted | Ended
+EventKind = TypeVar("EventKind", bound=TranscriptEvent)
 
 
 class Transcript:
@@ -126,8 +126,8 @@ class Transcript:
         self._source, self._at = source, 0
         self._others = read_events(source) if source else []
         last = self.kept[-1] if self.kept else None
-        if isinstance(last, Question):  # the program was killed before its answer was kept
-            self._append(Lost(calls=1, tokens=last.tokens))
+        if isinstance(last, Prompt):  # the program was killed before its answer was kept
+            self._append(CallLost(calls=1, tokens=last.tokens))
 
     @property
     def folder(self) -> Path:
@@ -137,19 +137,19 @@ class Transcript:
     @property
     def spent(self) -> Cost:
         """The sum over all answers, and over questions without one."""
-        paid = [each for each in self.kept if isinstance(each, Answered | Lost)]
+        paid = [each for each in self.kept if isinstance(each, Answered | CallLost)]
         return sum((Cost(e.calls, e.tokens, e.seconds) for e in paid), start=Cost())
 
     def find(self, kind: type[EventKind]) -> EventKind | None:
         """Return the first event of a kind that is kept."""
         return next((event for event in self.kept if isinstance(event, kind)), None)
 
-    def note(self, event: Event) -> None:
+    def note(self, event: TranscriptEvent) -> None:
         """Keep an event; FileRefusedError if the transcript that is followed has another one."""
         place, followed = self._followed()
         if followed not in (None, event):
             raise FileRefusedError(f"{place} departs: {_difference(followed, event)}; {_REMEDY}")
-        if self._at == len(_without_lost(self.kept)):
+        if self._at == len(_settled(self.kept)):
             self._append(event)
         self._at += 1
 
@@ -168,22 +168,22 @@ class Transcript:
     def end(self) -> None:
         """Keep the end of a wish that was granted, unless it is kept already."""
         if self.find(Ended) is None:
-            self._at = len(_without_lost(self.kept))
+            self._at = len(_settled(self.kept))
             self.note(Ended())
 
     def lose(self, cost: Cost) -> None:
         """Keep what the last question has cost, which has no answer."""
         spent = {"calls": int(cost.calls), "tokens": int(cost.tokens)}
-        self._append(Lost(**spent, seconds=round(cost.seconds, 3)))
+        self._append(CallLost(**spent, seconds=round(cost.seconds, 3)))
 
-    def _followed(self) -> tuple[str, Event | None]:
+    def _followed(self) -> tuple[str, TranscriptEvent | None]:
         """Return the next event that was, and its place."""
         for path, events in ((self.path, self.kept), (self._source, self._others)):
-            if self._at < len(events := _without_lost(events)):
+            if self._at < len(events := _settled(events)):
                 return f"{path}: event {self._at + 1}", events[self._at]
         return f"{self._source or self.path}: event {self._at + 1}", None
 
-    def _append(self, event: Event) -> None:
+    def _append(self, event: TranscriptEvent) -> None:
         storage.make_dir(self.path.parent)
         storage.append_line(self.path, _line(event))
         self.kept.append(event)
@@ -225,7 +225,7 @@ def find_source(place: Path, wish: str, env_name: str) -> tuple[Path, Begun]:
     return path, begun
 
 
-def read_events(path: Path, *, mend: bool = False) -> list[Event]:
+def read_events(path: Path, *, mend: bool = False) -> list[TranscriptEvent]:
     """Return the events in a file; FileRefusedError if a line is damaged or was edited.
 
     A last line that a killed process tore does not count, and is removed to `mend` the file.
@@ -245,25 +245,25 @@ def read_events(path: Path, *, mend: bool = False) -> list[Event]:
     return events
 
 
-def _event(line: bytes, place: str) -> Event:
+def _event(line: bytes, place: str) -> TranscriptEvent:
     try:
         document = json.loads(line)
         sealed = isinstance(document, dict) and records.sealed(document) == document
         if not sealed or document.pop("format") != 1:
             raise ValueError("it is not what its seal says")
         document.pop(records.SEAL)
-        return records.from_json(Event, document)
+        return records.from_json(TranscriptEvent, document)
     except (ValueError, KeyError, RecursionError) as error:
         what = f"{place} is damaged or was edited: {error}"
         raise FileRefusedError(f"{what}; {_REMEDY}") from error
 
 
-def _line(event: Event) -> str:
+def _line(event: TranscriptEvent) -> str:
     return json.dumps(records.sealed({"format": 1, **records.to_json(event)}))
 
 
-def _without_lost(events: Sequence[Event]) -> list[Event]:
-    return [event for event in events if not isinstance(event, Lost)]
+def _settled(events: Sequence[TranscriptEvent]) -> list[TranscriptEvent]:
+    return [event for event in events if not isinstance(event, CallLost)]
 
 
 def _difference(was: Any, now: Any) -> str:
@@ -273,12 +273,7 @@ def _difference(was: Any, now: Any) -> str:
     names = [item.name for item in fields(was)]
     name = next(name for name in names if getattr(was, name) != getattr(now, name))
     texts = [json.dumps(getattr(each, name), ensure_ascii=False) for each in (was, now)]
-    same = len([*_common(*texts)])
+    pairs = enumerate(zip(*texts, strict=False))
+    same = next((n for n, (a, b) in pairs if a != b), min(map(len, texts)))
     said, says = (text[max(same - 10, 0) : same + _SHOWN] for text in texts)
     return f"{was.kind}.{name} at character {same}: {said!r} was, {says!r} is now"
-
-
-def _common(one: str, other: str) -> str:
-    """Return the beginning that two texts share."""
-    count = next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
-    return one[: min(len(one), len(other)) if count is None else count]

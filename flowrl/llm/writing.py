@@ -21,7 +21,7 @@ from flowrl.games.base import find_game
 from flowrl.llm.answers import SCHEMAS, Contract, Rewards, read_answer, skill_text
 from flowrl.llm.context import data_message, system_message
 from flowrl.llm.exchange import Completion, Message, tokens_of
-from flowrl.llm.transcript import Accepted, Answered, Begun, Checked, Ended, Question, Transcript
+from flowrl.llm.transcript import Accepted, Answered, Begun, Checked, Ended, Prompt, Transcript
 from flowrl.paths import printable
 from flowrl.runs import CodeApproval
 from flowrl.skills.graph import SkillGraph
@@ -126,7 +126,7 @@ class Writer:
     def _answer(self, purpose: Any, messages: Sequence[Message]) -> Answered:
         tokens = sum(tokens_of(each["content"]) for each in messages)
         told = tuple({key: self._clean(value) for key, value in each.items()} for each in messages)
-        self._transcript.note(Question(purpose=purpose, messages=told, tokens=tokens))
+        self._transcript.note(Prompt(purpose=purpose, messages=told, tokens=tokens))
         return self._transcript.answer(lambda: self._ask(told, purpose, SCHEMAS[purpose]))
 
     def _contract(self, answer: Answered) -> tuple[tuple[Contract, Skill] | None, list[str]]:

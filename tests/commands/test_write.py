@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from flowrl.errors import EXIT_BUDGET, EXIT_UNAVAILABLE, EXIT_USAGE
-from flowrl.llm.transcript import Answered, Ended, Lost, read_events
+from flowrl.llm.transcript import Answered, Ended, CallLost, read_events
 from flowrl.parallel.skill_sources import SkillSources
 from flowrl.skills.skill import load_skill
 from flowrl.skills.validation.cache import ApprovalStore
@@ -166,7 +166,7 @@ def test_the_budget_outlives_a_restart_and_says_what_was_reached(endpoint, folde
 def test_requests_that_fail_count_as_well(endpoint, folder, flowrl):
     endpoint.refuse, endpoint.status = 3, 401
     assert "refuses the key (401)" in flowrl(*words(endpoint, folder), code=EXIT_UNAVAILABLE).err
-    assert [type(event) for event in events_in(folder)][-1] is Lost
+    assert [type(event) for event in events_in(folder)][-1] is CallLost
     endpoint.refuse = 0
     assert "1 spent" in flowrl(*words(endpoint, folder, "--llm_calls", 1), code=EXIT_BUDGET).err
     flowrl(*words(endpoint, folder))

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from flowrl.llm.transcript import Question, read_events
+from flowrl.llm.transcript import Prompt, read_events
 from tests.experts.making import all_files
 from tests.llm.making import Written, amounts, contract, rewards
 from tests.skills import hostile
@@ -101,7 +101,7 @@ def test_texts_stay_data_wherever_they_stand(write, injection):
     assert accepted is not None
     text = (write.root / str(number) / accepted.file).read_text()
     assert text.splitlines()[2] == 'name = "Fell Trees"'
-    questions = [e for e in read_events(write.root / f"{number}.jsonl") if isinstance(e, Question)]
+    questions = [e for e in read_events(write.root / f"{number}.jsonl") if isinstance(e, Prompt)]
     for question in questions:
         for message in question.messages[1:]:
             if message["role"] == "user":
