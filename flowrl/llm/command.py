@@ -34,7 +34,7 @@ from flowrl.parallel.events import Verb
 from flowrl.parallel.recovery import recorded_config
 from flowrl.parallel.requests import send_request
 from flowrl.parallel.skill_sources import SkillSources, keep_new_skills, open_graph
-from flowrl.paths import GraphPaths, existing_graph, slug
+from flowrl.paths import GraphPaths, existing_graph, is_graph, refuse_other_folder, slug
 from flowrl.redaction import redacted, secrets_of
 from flowrl.reports.status import read_rows
 from flowrl.skills.graph import SkillGraph
@@ -111,7 +111,7 @@ class WriteCommand(ReportCommand):
         folder = place.paths.transcripts
         begun, source = self._begun(place), None
         if self.llm_replay is not None:
-            source, was = find_source(self.llm_replay, self.wish, place.env_name)
+            source, was = find_source(self.llm_replay, begun.wish, place.env_name)
             begun = replace(was, context=begun.context)
         transcript = open_transcript(folder, begun, source)
         for each in (place.paths.root, place.paths.approvals, folder, transcript.folder):
@@ -185,6 +185,8 @@ class WriteCommand(ReportCommand):
             model=self.model,
             candidates=self.llm_candidates,
             repairs=self.llm_repairs,
+            temperature=self.temperature,
+            seed=self.seed,
             context=self._clean(json.dumps(context, ensure_ascii=False)),
         )
 
@@ -247,6 +249,9 @@ class WriteCommand(ReportCommand):
 
     def _folder(self, folder: Path) -> _Destination:
         """Return a folder of skills as the place of the new one."""
+        refuse_other_folder(folder)
+        if is_graph(folder):
+            raise ConfigError(f"{folder} is a graph; name it without -o, or another folder")
         game = find_game(self.env_name or PPOConfig.env_name)
         own = folder if any(folder.glob("*.py")) else None
         graph = SkillGraph(load_library(game.name, own).values(), capacity=game.capacity)

@@ -35,6 +35,8 @@ class Begun:
     model: str
     candidates: Positive
     repairs: Natural
+    temperature: float | None = None
+    seed: int | None = None
     context: str
 
     def asks_as(self, other: Begun) -> bool:

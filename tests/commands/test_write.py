@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from flowrl.errors import EXIT_BUDGET, EXIT_UNAVAILABLE, EXIT_USAGE
-from flowrl.llm.transcript import Answered, Ended, CallLost, read_events
+from flowrl.llm.transcript import Answered, CallLost, Ended, read_events
 from flowrl.parallel.skill_sources import SkillSources
 from flowrl.skills.skill import load_skill
 from flowrl.skills.validation.cache import ApprovalStore
@@ -326,7 +326,13 @@ def test_one_process_writes_in_a_folder(endpoint, folder, flowrl):
     endpoint.released.set()
 
 
-def test_a_graph_that_is_none_is_one_line(endpoint, tmp_path, flowrl):
+def test_a_graph_that_is_none_or_takes_no_file_is_one_line(endpoint, graph_paths, tmp_path, flowrl):
+    told = flowrl(*words(endpoint, graph_paths.root), code=EXIT_USAGE).err
+    assert "is a graph; name it without -o" in told
+    told = flowrl(*words(endpoint, graph_paths.root / "skills" / "mine"), code=1).err
+    assert "is inside the graph" in told
+    told = flowrl("write", graph_paths.root, WISH, "--env_name", "Craftax-Symbolic-v1", code=2).err
+    assert "the graph is of Craftax-Classic-Symbolic-v1" in told
     told = flowrl("write", tmp_path / "none", WISH, "--base_url", endpoint.url, code=1).err
     assert "is no graph" in told
 
