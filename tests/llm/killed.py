@@ -9,9 +9,10 @@ import sys
 from functools import cache
 from pathlib import Path
 
-import flowrl.llm.client  # noqa: F401 — loaded once, and not again in each process
+import openai.resources  # noqa: F401 — loaded once, and not again in each process
+
 from flowrl import cli, storage
-from flowrl.llm import command
+from flowrl.llm import client, command  # noqa: F401 — the client, too
 from tests.llm.making import GAME, WISH, approve
 
 
