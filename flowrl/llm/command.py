@@ -15,7 +15,7 @@ from flowrl import storage
 from flowrl.arguments import Count, CountOrZero, Frames, ReportCommand, Seconds, Seed
 from flowrl.config import BottomUpConfig, PPOConfig, Sandbox
 from flowrl.console import print_report
-from flowrl.errors import EXIT_BUDGET, ConfigError, FlowrlError
+from flowrl.errors import EXIT_BUDGET, ConfigError, FileRefusedError, FlowrlError
 from flowrl.games.base import find_game
 from flowrl.launchers.sandbox import confinement
 from flowrl.llm.context import context_of
@@ -126,8 +126,10 @@ class WriteCommand(ReportCommand):
                 print_report(facts, [f"given up: {line}" for line in lines], as_json=self.json)
                 return 1
         file = accepted_file(transcript, accepted)
-        kept = place.keep(file)
-        transcript.end()
+        kept = "granted before"
+        if not transcript.ended:
+            kept = place.keep(file)
+            transcript.end()
         facts = {"skill": accepted.skill, "file": str(file), "transcript": str(transcript.path)}
         asked = sum(isinstance(event, Answered) for event in transcript.kept)
         line = f"{accepted.skill}: {kept}, by {asked} answers ({transcript.path})"
@@ -138,7 +140,8 @@ class WriteCommand(ReportCommand):
         self, place: _Destination, transcript: Transcript, begun: Begun, *, replayed: bool
     ) -> Accepted:
         """Ask for a skill until it is accepted; what was paid for before is not asked again."""
-        budget = Budget(self._most, transcript.spent)
+        most = Cost(self.llm_calls, self.llm_tokens, self.llm_seconds)
+        budget = Budget(most, transcript.spent)
         client = None if replayed else self._client(budget)
         checks = Checks(
             graph=place.graph,
@@ -214,10 +217,6 @@ class WriteCommand(ReportCommand):
         text = text.replace(home, "~") if len(home) > 1 else text
         return redacted(text, secrets_of(os.environ, [self.api_key_env]))
 
-    @property
-    def _most(self) -> Cost:
-        return Cost(self.llm_calls, self.llm_tokens, self.llm_seconds)
-
     def _used_up(self, budget: Budget, messages: Sequence[Message]) -> str:
         """Return which part of the budget a question would exceed, "" for none."""
         tokens = sum(len(each["content"]) for each in messages) / 4
@@ -274,7 +273,11 @@ class _Destination:
         skill = load_skill(file, env_name=self.env_name)
         if self.config is None:
             path = self.paths.root / f"{slug(skill.name).lower()}.py"
-            storage.write_atomic(path, storage.read_bytes(file))
+            content = storage.read_bytes(file)
+            if path.exists() and storage.read_bytes(path) != content:
+                what = f"{path} is there already, with another text"
+                raise FileRefusedError(f"{what}; move it away, and the same command goes on")
+            storage.write_atomic(path, content)
             return f"written to {path}"
         keep_new_skills(self.paths, self.config, [skill])
         send_request(self.paths, Verb.ADD, skill.name)

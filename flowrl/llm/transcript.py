@@ -91,7 +91,7 @@ class CallLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """The refusals of an answer, one line each; none if it is accepted."""
+    """The refusals of an answer, one line each; of rewards, also beside one that is accepted."""
 
     kind: ClassVar[str] = "checked"
     refusals: tuple[str, ...]
@@ -167,14 +167,20 @@ class Transcript:
         self.note(followed)
         return followed
 
+    @property
+    def ended(self) -> bool:
+        """True if the wish was granted or given up."""
+        return self.find(Ended) is not None
+
     def end(self) -> None:
-        """Keep the end of a wish that was granted, unless it is kept already."""
-        if self.find(Ended) is None:
-            self._at = len(_settled(self.kept))
-            self.note(Ended())
+        """Keep the end of a wish that is granted."""
+        self._at = len(_settled(self.kept))
+        self.note(Ended())
 
     def lose(self, cost: Cost) -> None:
-        """Keep what the last question has cost, which has no answer."""
+        """Keep what the last question has cost, which has no answer; once, if it was nothing."""
+        if cost == Cost() and isinstance(self.kept[-1], CallLost):
+            return
         spent = {"calls": int(cost.calls), "tokens": int(cost.tokens)}
         self._append(CallLost(**spent, seconds=round(cost.seconds, 3)))
 

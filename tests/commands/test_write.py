@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from flowrl.errors import EXIT_BUDGET, EXIT_UNAVAILABLE, EXIT_USAGE
+from flowrl.llm.answers import Contract, ItemAmount, skill_text
 from flowrl.llm.transcript import Answered, CallLost, Ended, read_events
 from flowrl.parallel.skill_sources import SkillSources
 from flowrl.skills.skill import load_skill
@@ -100,9 +101,23 @@ def test_a_graph_is_told_of_and_gets_the_skill(endpoint, graph_paths, flowrl):
     assert SkillSources(graph_paths).recorded()["Fell Trees"].reward == WOOD.reward
     [request] = graph_paths.requests.glob("*.json")
     assert json.loads(request.read_text())["verb"] == "add"
-    before = len(endpoint.asked)
-    assert "Fell Trees: added to" in flowrl(*told).out
-    assert len(endpoint.asked) == before, "the same wish is not paid twice"
+    assert "Fell Trees: granted before" in flowrl(*told).out
+    assert len(endpoint.asked) == 2, "the same wish is not paid twice"
+    assert len([*graph_paths.requests.glob("*.json")]) == 1
+
+
+def test_no_file_of_a_user_is_written_over(endpoint, folder, flowrl):
+    mine = folder / "fell_trees.py"
+    hew = Contract(**{**json.loads(contract("Hew")), "gain": [ItemAmount(item="hew", amount="1")]})
+    mine.write_text(skill_text(hew, WOOD.reward))
+    said = flowrl(*words(endpoint, folder), code=1).err
+    assert "fell_trees.py is there already, with another text; move it away" in said
+    mine.rename(folder / "hew.py")
+    assert "Fell Trees: written to" in flowrl(*words(endpoint, folder)).out
+    mine.write_text(f"# mine\n{mine.read_text()}")
+    assert "Fell Trees: granted before" in flowrl(*words(endpoint, folder)).out
+    assert mine.read_text().startswith("# mine\n")
+    assert len(endpoint.asked) == 2
 
 
 def test_a_replay_makes_the_same_files_without_network_and_extra(endpoint, folder, tmp_path):
