@@ -158,14 +158,15 @@ class WriteCommand(ReportCommand):
                 raise BudgetUsedUpError(f"{said}: {writer.reached}; {more}")
             try:
                 completion = client.complete(messages, purpose, schema)
+                text = self._clean(completion.text)
                 if completion.finish == MALFORMED:
-                    what = f"answers {completion.text!r}, no completion"
+                    what = f"answers {text!r}, no completion"
                     raise EndpointError(f"{what}; correct --base_url, or try later")
             except EndpointError as error:
                 transcript.lose(budget.spent - before)
                 where = f"the endpoint at {client.endpoint.place}"
                 raise EndpointError(f"{where} {error}") from error
-            return replace(completion, text=self._clean(completion.text))
+            return replace(completion, text=text)
 
         told = transcript.find(Begun) or begun
         writer = Writer(transcript, told, checks, ask=ask, clean=self._clean)

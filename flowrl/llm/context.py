@@ -21,7 +21,7 @@ from flowrl.skills.validation.allowed import CALLS, FUNCTIONS, METHODS
 
 _PROMPTS = Path(__file__).parent / "prompts"
 _EXAMPLES = 2
-_WORD = re.compile(r"[a-z]+")
+_WORD = re.compile(r"[a-z]{3,}")
 
 
 def system_message(purpose: str, game: Game, *, candidates: int) -> Message:
@@ -78,15 +78,19 @@ def context_of(
 
 
 def nearest(wish: str, skills: Iterable[Skill]) -> Sequence[Skill]:
-    """Return skills in the order of the words that they share with a wish."""
-    wanted = set(_WORD.findall(wish.lower()))
+    """Return skills by the words that they share with a wish, in their names above all."""
+    wanted = _words(wish)
 
     def shared(skill: Skill) -> float:
-        words = " ".join([skill.name, skill.description, *skill.gain, *skill.requirements]).lower()
-        own = set(_WORD.findall(words.replace("_", " ")))
-        return len(wanted & own) / len(wanted | own or {""})
+        name = _words(skill.name)
+        rest = _words(" ".join([skill.description, *skill.gain, *skill.requirements]))
+        return len(wanted & name) / (len(name) or 1) + len(wanted & rest) / (len(wanted) or 1)
 
     return sorted(skills, key=shared, reverse=True)
+
+
+def _words(text: str) -> set[str]:
+    return set(_WORD.findall(text.lower().replace("_", " ")))
 
 
 def _row(skill: Skill, said: Mapping[str, Any]) -> dict[str, Any]:

@@ -227,6 +227,10 @@ def test_no_secret_and_no_home_reaches_the_disk_or_the_output(
     assert "canary-of-forty-two" not in told
     assert str(home) not in str(all_files(folder)) + str(endpoint.asked)
     assert (folder / "fell_trees.py").exists()
+    endpoint.body = "<p>canary-of-forty-two</p>"
+    told = words(endpoint, folder, "--api_key_env", "MY_LLM", wish="Fly")
+    said = flowrl(*told, code=EXIT_UNAVAILABLE).err
+    assert "answers '<p>[redacted]</p>', no completion" in said
 
 
 BAD_FLAGS = {
