@@ -11,8 +11,8 @@ import json
 import textwrap
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from dataclasses import dataclass, is_dataclass
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from flowrl.errors import SkillError
 from flowrl.llm.transcript import Answered
@@ -70,32 +70,18 @@ class Rewards:
     rewards: tuple[ProposedReward, ...]
 
 
-def _object(**properties: Any) -> dict[str, Any]:
-    """Return the JSON schema of an object that has all of these keys."""
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": list(properties),
-        "additionalProperties": False,
-    }
+def schema_of(kind: Any) -> dict[str, Any]:
+    """Return the JSON schema of an answer's type, as strict endpoints take it."""
+    if is_dataclass(kind):
+        properties = {name: schema_of(hint) for name, hint in get_type_hints(kind).items()}
+        told = {"properties": properties, "required": list(properties)}
+        return {"type": "object", **told, "additionalProperties": False}
+    if get_origin(kind) is tuple:
+        return {"type": "array", "items": schema_of(get_args(kind)[0])}
+    return {"type": "string"} if kind is str else {"type": ["integer", "null"]}
 
 
-_TEXT = {"type": "string"}
-_ITEMS = {"type": "array", "items": _object(item=_TEXT, amount=_TEXT)}
-SCHEMAS = {
-    "contract": _object(
-        name=_TEXT,
-        description=_TEXT,
-        requirements=_ITEMS,
-        consumption=_ITEMS,
-        gain=_ITEMS,
-        ephemeral={"type": "array", "items": _TEXT},
-        max_steps={"type": ["integer", "null"]},
-        training={"type": "array", "items": _object(flag=_TEXT, value=_TEXT)},
-        task_is_done=_TEXT,
-    ),
-    "rewards": _object(rewards={"type": "array", "items": _object(idea=_TEXT, task_reward=_TEXT)}),
-}
+SCHEMAS = {"contract": schema_of(Contract), "rewards": schema_of(Rewards)}
 
 
 def read_answer(answer: Answered, kind: type[Said]) -> Said:
