@@ -7,6 +7,9 @@ import shlex
 from pathlib import Path
 
 from flowrl.paths import slug
+from flowrl.skills.skill import load_skill
+from flowrl.skills.validation.dry_run import SkillCode
+from tests.llm.making import GAME
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "writing.md").read_text()
@@ -27,7 +30,8 @@ def test_the_tutorials_replay_writes_the_skill_that_the_page_tells_of(
         == (source / "carry_wood.jsonl").read_bytes()
     )
     [skill] = re.findall(r'--target_skill "(.*)"', PAGE)
-    assert Path(f"my_skills/{slug(skill).lower()}.py").exists()
+    code = SkillCode.of(load_skill(Path(f"my_skills/{slug(skill).lower()}.py")), GAME)
+    assert [path.stem for path in Path("my_skills/approvals").iterdir()] == [code.digest]
     for file in re.findall(r"my_skills/transcripts/1/\w+\.py", PAGE):
         assert Path(file).exists()
     assert "write a & b, with brackets" in Path("my_skills/transcripts/1.jsonl").read_text()
