@@ -14,7 +14,7 @@ def main() -> None:
     params = xllamacpp.CommonParams()
     [path] = Path(spec.origin).parent.glob("*.gguf")
     params.model.path = str(path)
-    params.n_ctx, params.n_predict, params.n_parallel, params.port = 8192, 160, 1, 0
+    params.n_ctx, params.n_predict, params.n_parallel, params.port = 8192, 60, 1, 0
     server = xllamacpp.Server(params)
     print(server.listening_address, flush=True)
     signal.pause()
