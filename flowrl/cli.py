@@ -54,6 +54,7 @@ _GROUPS: Mapping[str, Mapping[str, str]] = {
         "sweep apply": "tuning.command:SweepApplyCommand",
         "sweep forget": "tuning.command:SweepForgetCommand",
         "add": "commands.control:AddCommand",
+        "write": "llm.command:WriteCommand",
     },
     "look": {
         "status": "commands.status:StatusCommand",

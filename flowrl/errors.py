@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import TypeGuard
 
 EXIT_USAGE = 2
-EXIT_UNAVAILABLE = 69  # EX_UNAVAILABLE: skills are left to train, and no scheduler lives
+EXIT_UNAVAILABLE = 69  # EX_UNAVAILABLE: no scheduler lives for what is left, or no endpoint
 EXIT_DISK_FULL = 73  # EX_CANTCREAT
 EXIT_IO = 74  # EX_IOERR: broken or read-only disk, rights, descriptors
+EXIT_BUDGET = 76  # what a language model may cost is used up; the same command goes on
 EXIT_BUSY = 75  # EX_TEMPFAIL: another daemon holds the folder
 EXIT_DIVERGED = 65  # EX_DATAERR: a loss or parameter is not finite
 EXIT_INTERRUPTED = 130  # Ctrl-C or SIGTERM

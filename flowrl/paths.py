@@ -294,6 +294,7 @@ class GraphPaths:
 
     approvals = _Below("root", "approvals")  # the approvals of skill code, one file per digest
     stages_lock = _Below("root", "stages.lock")  # held by the only orchestrator of the folder
+    transcripts = _Below("root", "transcripts")  # of wishes that a language model was asked for
     judging = _Below("root", "judging")  # what was measured of each judge, and answers of models
     comparisons = _Below("root", "comparisons")  # of experts, by run id; removed after the merge
     checkpoints = _Below("root", "checkpoints")  # the manifest, its history and its lock

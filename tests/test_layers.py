@@ -16,8 +16,8 @@ PACKAGE = Path(__file__).parents[1] / "flowrl"
 # Rooms and single files from the ground to the roof; a file's floor goes before its room's.
 FLOORS = [
     "errors redaction storage paths arguments calls config command_line games notices console"
-    " runs output",
-    "skills launchers measures program_cache",
+    " runs output llm/exchange",
+    "skills launchers measures program_cache llm/client",
     "experts networks envs averaging judging llm knowledge",
     "parallel ppo",
     "replicas multiagent reports evaluation agent",
@@ -26,7 +26,7 @@ FLOORS = [
     "serving",
     # Programs: nothing but the command line `flowrl` imports them.
     "bottomup bottomup_parallel ppo_flow independent comparing"
-    " commands judging/command tuning/command serving/command",
+    " commands judging/command llm/command tuning/command serving/command",
     "cli",
     "orchestrator __init__ __main__",
 ]

@@ -22,7 +22,12 @@ from flowrl.parallel.events import DONE, MOST_PRIORITY, REFUSED, Response, Verb,
 from flowrl.parallel.health import daemon_of, in_words
 from flowrl.parallel.recovery import recorded_config
 from flowrl.parallel.requests import send_request
-from flowrl.parallel.skill_sources import SkillSources, open_graph, skill_configs
+from flowrl.parallel.skill_sources import (
+    SkillSources,
+    keep_new_skills,
+    open_graph,
+    skill_configs,
+)
 from flowrl.parallel.state import SchedulerState, StateFile
 from flowrl.parallel.status import Running
 from flowrl.paths import GraphPaths, graph_or_sweep, printable, refuse_other_folder
@@ -212,17 +217,8 @@ class AddCommand(ControlCommand):
         graph_paths = GraphPaths(self.graph_path)
         read_rows(graph_paths)  # the folder is a graph's
         config = recorded_config(graph_paths)
-        game = config.ppo.env_name
-        skills = [load_skill(file, env_name=game) for file in files]
-        sources = SkillSources(graph_paths)
-        kept = sources.recorded()
-        new = [skill for skill in skills if kept.get(skill.name) != skill]
-        skill_configs(config, open_graph(config, sources).plus(new).skills)
-        confine = confinement(config.launch.sandbox).in_folder
-        approvals = approve_skills(graph_paths, skills, game, trust=False, confine=confine)
-        for skill in skills:
-            ApprovalStore(graph_paths.approvals).keep(approvals[skill.name])
-            sources.record(skill)
+        skills = [load_skill(file, env_name=config.ppo.env_name) for file in files]
+        keep_new_skills(graph_paths, config, skills)
         return max([self._send(Verb.ADD, skill.name) for skill in skills])
 
 

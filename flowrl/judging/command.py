@@ -27,17 +27,10 @@ from flowrl.games.base import find_game
 from flowrl.judging import calibration
 from flowrl.judging.calibration import Labelled
 from flowrl.judging.ensemble import fit_ensemble
-from flowrl.judging.judge import (
-    Budget,
-    Cost,
-    Item,
-    JudgeUnavailableError,
-    Recording,
-    RuleJudge,
-    SkillText,
-)
+from flowrl.judging.judge import Item, JudgeUnavailableError, Recording, RuleJudge, SkillText
 from flowrl.judging.report import JudgeReport
 from flowrl.launchers.confined import confined_run
+from flowrl.llm.exchange import Budget, Cost
 from flowrl.parallel.skill_sources import SkillSources
 from flowrl.paths import GraphPaths, existing_graph
 from flowrl.runs import TrainingRun, read_result, read_run

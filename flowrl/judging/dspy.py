@@ -18,15 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from flowrl.judging.judge import Budget, Item, JudgeUnavailableError, describe
-from flowrl.judging.openai import (
-    KEY,
-    RETRIES,
-    TIMEOUT_SECONDS,
-    WHY_LIMIT,
-    EndpointJudge,
-    question_of,
-)
+from flowrl.judging.judge import Item, JudgeUnavailableError, describe
+from flowrl.judging.openai import EndpointJudge, question_of
+from flowrl.llm.client import RETRIES, TIMEOUT_SECONDS, WHY_LIMIT, late, unavailable
+from flowrl.llm.exchange import Budget
 
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # else a table is fetched as it is imported
 
@@ -78,7 +73,7 @@ class DSPyJudge(EndpointJudge):
             self.budget,
             f"openai/{self.model}",
             api_base=self.base_url,
-            api_key=os.environ[KEY],
+            api_key=self.endpoint.key,
             timeout=TIMEOUT_SECONDS,
             temperature=0.0,
             cache=False,
@@ -134,5 +129,6 @@ class DSPyJudge(EndpointJudge):
         except LMError as error:
             if not self.budget.left:
                 raise JudgeUnavailableError(_NO_PROGRAM) from error
-            late = isinstance(error, LMTimeoutError)
-            raise self.unavailable(error, error.status, late=late) from error
+            timed_out = isinstance(error, LMTimeoutError)
+            why = late() if timed_out else unavailable(self.endpoint, error, error.status)
+            raise self.unavailable(why) from error

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import ast
 import json
-import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -18,6 +17,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from flowrl.errors import FileRefusedError, FlowrlError
+from flowrl.llm.exchange import Cost
 from flowrl.runs import RunResult
 from flowrl.skills.skill import Skill
 from flowrl.storage.records import Share
@@ -61,38 +61,6 @@ class SkillText:
 
 
 Item = Trajectory | SkillText
-
-
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """The cost of judgements, or its bound."""
-
-    calls: float = 0
-    tokens: float = 0
-    seconds: float = 0.0
-
-    def __add__(self, other: Cost) -> Cost:
-        return Cost(*map(operator.add, astuple(self), astuple(other)))
-
-    def __sub__(self, other: Cost) -> Cost:
-        return Cost(*map(operator.sub, astuple(self), astuple(other)))
-
-
-@dataclass(slots=True)
-class Budget:
-    """The budget of all judges behind an endpoint together, and its use."""
-
-    most: Cost
-    spent: Cost = field(default_factory=Cost)
-
-    @property
-    def left(self) -> bool:
-        """True if nothing of it is used up."""
-        return all(map(operator.lt, astuple(self.spent), astuple(self.most)))
-
-    def spend(self, **amounts: float) -> None:
-        """Count calls, tokens or seconds."""
-        self.spent += Cost(**amounts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,11 +1,7 @@
-"""Judges behind an OpenAI-compatible endpoint; the only file that imports the client.
+"""Judges behind an OpenAI-compatible endpoint.
 
-Nothing is sent unless an endpoint was given by name, and redirects are not followed. The key comes
-from the environment alone. What the endpoint answers is read without trust: prose, a refusal, or a
-number outside [0, 1] is an abstention. An item is data in the prompt, between two markers that its
-author cannot know. A client's own time limit is for each read, so an endpoint that drips a byte now
-and then holds it for ever; here a call ends at its deadline, and an answer is plain bytes of
-bounded size.
+What the endpoint answers is read without trust: prose, a refusal, or a number outside [0, 1] is an
+abstention. An item is data in the prompt, between two markers that its author cannot know.
 """
 
 from __future__ import annotations
@@ -15,25 +11,14 @@ import json
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
 from contextlib import suppress
-from contextvars import copy_context
 from dataclasses import replace
-from functools import partial
-from multiprocessing import TimeoutError as PoolTimeoutError
-from multiprocessing.pool import ThreadPool
 from pathlib import Path
-from typing import Any, TypeVar
-from urllib.parse import urlsplit
-
-import httpx
-import openai
+from typing import Any
 
 from flowrl import storage
-from flowrl.errors import ConfigError, FileRefusedError
+from flowrl.errors import FileRefusedError
 from flowrl.judging.judge import (
-    Budget,
-    Cost,
     Item,
     Judgement,
     JudgeUnavailableError,
@@ -41,18 +26,21 @@ from flowrl.judging.judge import (
     describe,
     judgement,
 )
+from flowrl.llm.client import (
+    RETRIES,
+    TIMEOUT_SECONDS,
+    UNREADABLE,
+    WHY_LIMIT,
+    ChatClient,
+    Endpoint,
+)
+from flowrl.llm.exchange import Budget, Cost, EndpointError
 from flowrl.paths import printable
 from flowrl.redaction import redacted, secrets_of
 from flowrl.storage import records
 
-KEY = "OPENAI_API_KEY"
-RETRIES, TIMEOUT_SECONDS = 4, 60.0
-WHY_LIMIT = 300
 USED_UP = "the judge's budget is used up; raise --judge_budget"
-MOST_BYTES = 2**20  # of an answer
-_PLAIN = {"accept-encoding": "identity"}  # a header: a small answer could unpack to gigabytes
 _QUOTED = 60  # characters of an answer
-_MALFORMED = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 _ASKED_OF_TEXT = (
     "A skill is a goal (task_is_done) and a reward (task_reward) by which an agent is trained. "
     "Estimate the probability that training works: the reward leads to the goal, the goal can be "
@@ -73,7 +61,6 @@ _SCHEMA = {
     "required": ["score", "why"],
     "additionalProperties": False,
 }
-Result = TypeVar("Result")
 
 
 class EndpointJudge(ABC):
@@ -89,20 +76,13 @@ class EndpointJudge(ABC):
     def __init__(
         self, base_url: str, model: str, budget: Budget, answers: Path | None = None
     ) -> None:
-        parts = urlsplit(base_url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
-            given = f"{parts.scheme}://…@{parts.hostname}" if "@" in parts.netloc else base_url
-            raise ConfigError(
-                f"--judge {self.name} asks an endpoint that you name, and --base_url is {given!r}; "
-                "give one such as https://api.openai.com/v1, without a user or a password"
-            )
-        if not model:
-            raise ConfigError(
-                f"--judge {self.name} needs --model, a name that {parts.netloc} knows"
-            )
-        if not os.environ.get(KEY):
-            raise ConfigError(f"{KEY} is not set; export the key, or any word if none is needed")
-        self.place = parts.netloc  # the rest may hold a secret
+        self.endpoint = Endpoint(
+            base_url=base_url,
+            model=model,
+            temperature=0.0,
+            timeout_seconds=TIMEOUT_SECONDS,
+            retries=RETRIES,
+        )
         self.base_url, self.model = base_url, model
         self.budget, self.answers = budget, answers
 
@@ -144,10 +124,9 @@ class EndpointJudge(ABC):
             records.write(path, answer)
         return answer
 
-    def unavailable(self, error: Exception, status: int | None, *, late: bool) -> Exception:
-        """The error of an endpoint that cannot be asked, by its HTTP status if it has one."""
-        why = self._redacted(_reason_of(error, status, late=late))
-        return JudgeUnavailableError(f"the judge at {self.place} {why}")
+    def unavailable(self, error: EndpointError) -> Exception:
+        """The error of an endpoint that cannot be asked."""
+        return JudgeUnavailableError(f"the judge at {self.endpoint.place} {error}")
 
     def _redacted(self, text: str) -> str:
         return redacted(text, secrets_of(os.environ))
@@ -160,20 +139,7 @@ class OpenAIJudge(EndpointJudge):
 
     def __init__(self, *given: Any, **settings: Any) -> None:
         super().__init__(*given, **settings)
-        self._faults: list[str] = []  # of the answers to this call, as `bound` says
-        self._client = openai.OpenAI(
-            base_url=self.base_url,
-            api_key=os.environ[KEY],
-            timeout=TIMEOUT_SECONDS,
-            http_client=openai.DefaultHttpxClient(
-                follow_redirects=False,
-                headers=_PLAIN,
-                event_hooks={
-                    "request": [lambda _: self.budget.spend(calls=1)],
-                    "response": [lambda response: bound(response, self._faults)],
-                },
-            ),
-        )
+        self._client = ChatClient(self.endpoint, self.budget)
 
     @property
     def version(self) -> str:
@@ -182,35 +148,17 @@ class OpenAIJudge(EndpointJudge):
         return f"{self.model} {hashlib.sha256(told.encode()).hexdigest()[:16]}"
 
     def ask(self, question: str, text: str) -> tuple[float | None, str]:
-        """Ask about a text, between two markers; up to RETRIES more times, until a deadline."""
-        left = self.budget.most - self.budget.spent
-        client = self._client.with_options(max_retries=int(min(RETRIES, left.calls - 1)))
+        """Ask about a text, between two markers; up to RETRIES more times."""
         marker = hashlib.sha256(text.encode()).hexdigest()[:16]
-        form = {"name": "judgement", "strict": True, "schema": _SCHEMA}
-        asked = partial(
-            client.chat.completions.with_raw_response.create,
-            model=self.model,
-            messages=[
-                {"role": "system", "content": f"{question} {_RULES.format(marker=marker)}"},
-                {"role": "user", "content": f"{marker}\n{text}\n{marker}"},
-            ],
-            temperature=0,
-            response_format={"type": "json_schema", "json_schema": form},  # type: ignore[arg-type]
-        )
-        self._faults.clear()
+        messages = [
+            {"role": "system", "content": f"{question} {_RULES.format(marker=marker)}"},
+            {"role": "user", "content": f"{marker}\n{text}\n{marker}"},
+        ]
         try:
-            body = within(min(TIMEOUT_SECONDS, left.seconds), lambda: asked().text)
-        except (openai.OpenAIError, DeadlineError) as error:
-            late = isinstance(error, openai.APITimeoutError | DeadlineError)
-            status = getattr(error, "status_code", None)
-            if late and self._faults:
-                remedy = "correct --base_url or --model, or try later"
-                why = f"{self._redacted(self._faults[-1])} until the time is over; {remedy}"
-                raise JudgeUnavailableError(f"the judge at {self.place} {why}") from error
-            raise self.unavailable(error, status, late=late) from error
-        score, why, tokens = read_answer(body)
-        self.budget.spend(tokens=len(text) / 4 if tokens is None else tokens)
-        return score, why
+            answer = self._client.complete(messages, "judgement", _SCHEMA)
+        except EndpointError as error:
+            raise self.unavailable(error) from error
+        return read_answer(answer.text, whole=answer.finish == "stop")
 
 
 def question_of(item: Item) -> str:
@@ -218,90 +166,17 @@ def question_of(item: Item) -> str:
     return _ASKED_OF_TEXT if isinstance(item, SkillText) else _ASKED_OF_EPISODE
 
 
-def read_answer(body: str) -> tuple[float | None, str, int | None]:
-    """The score in a completion, why, and the tokens that it took, each only if it says so.
+def read_answer(text: str, *, whole: bool = True) -> tuple[float | None, str]:
+    """Return the score in an answer and its reason; no score if it says none, or was cut off.
 
-    >>> read_answer('{"choices": [{"message": {"content": "I would say 0.9"}}]}')
-    (None, "the answer is not JSON with a score from 0 to 1: 'I would say 0.9'", None)
+    >>> read_answer("I would say 0.9")
+    (None, "the answer is not JSON with a score from 0 to 1: 'I would say 0.9'")
     """
-    score, why, tokens = None, "the answer is not JSON with a score from 0 to 1", None
-    with suppress(*_MALFORMED):
-        used = json.loads(body)["usage"]["total_tokens"]
-        tokens = used if type(used) is int and 0 <= used < 2**31 else None
-    with suppress(*_MALFORMED):
-        choice = json.loads(body)["choices"][0]
-        content = choice["message"]["content"]
-        why += f": {' '.join(content.split())[:_QUOTED]!r}"
-        said = json.loads(content)
+    score, why = None, "the answer is not JSON with a score from 0 to 1"
+    why += f": {' '.join(text.split())[:_QUOTED]!r}"
+    with suppress(*UNREADABLE):
+        said = json.loads(text)
         value, reason = said["score"], said["why"]
-        whole = choice.get("finish_reason") != "length"
         if whole and type(value) in (int, float) and 0 <= value <= 1:
             score, why = float(value), reason if isinstance(reason, str) else ""
-    return score, printable(why)[:WHY_LIMIT], tokens
-
-
-def _reason_of(error: Exception, status: int | None, *, late: bool) -> str:
-    """Return the cause and the remedy in one line, by the endpoint's HTTP status if it has one."""
-    if late:
-        return "does not answer in time; try later"
-    if status in (401, 403):
-        return f"refuses the key ({status}); correct {KEY}"
-    if status == 429:
-        return "says each time that it is asked too often (429); try later"
-    if status is not None:
-        return f"answers {status}; correct --base_url or --model, or try later"
-    cause = printable(" ".join(str(error.__cause__ or error).split()))[:WHY_LIMIT]
-    return f"cannot be reached: {cause}; correct --base_url, or try later"
-
-
-class DeadlineError(Exception):
-    """A call took longer than it may."""
-
-
-def within(seconds: float, call: Callable[[], Result]) -> Result:
-    """Return the result of a call, or raise what it raises, within so many seconds.
-
-    Raises DeadlineError if it takes longer; it goes on in a thread that nobody waits for.
-    """
-    pool = ThreadPool(1)
-    try:
-        return pool.apply_async(copy_context().run, (call,)).get(max(seconds, 0.0))
-    except PoolTimeoutError as error:
-        raise DeadlineError from error
-    finally:
-        pool.close()
-
-
-def bound(response: httpx.Response, faults: list[str]) -> None:
-    """Limit the answer's size; a hook of a client's responses. Refuses packed answers.
-
-    What is wrong with an answer is added to `faults`: a client may ask again until its deadline.
-    """
-    packed = response.headers.get("content-encoding", "identity").casefold()
-    if packed not in ("", "identity"):
-        faults.append(f"answers in a packed form ({printable(packed)[:_QUOTED]})")
-        raise httpx.DecodingError(faults[-1], request=response.request)
-    if response.is_error:
-        faults.append(f"answers {response.status_code}")
-    assert isinstance(response.stream, httpx.SyncByteStream)  # of a client that is not async
-    response.stream = _BoundedStream(response.stream, faults)
-
-
-class _BoundedStream(httpx.SyncByteStream):
-    """A stream that ends with an error after MOST_BYTES."""
-
-    def __init__(self, stream: httpx.SyncByteStream, faults: list[str]) -> None:
-        self._stream, self._faults = stream, faults
-
-    def __iter__(self) -> Iterator[bytes]:
-        left = MOST_BYTES
-        for chunk in self._stream:
-            left -= len(chunk)
-            if left < 0:
-                self._faults.append(f"answers with more than {MOST_BYTES:,} bytes")
-                raise httpx.ReadError(self._faults[-1])
-            yield chunk
-
-    def close(self) -> None:
-        """Close the connection's stream."""
-        self._stream.close()
+    return score, printable(why)[:WHY_LIMIT]

@@ -9,7 +9,7 @@ import dataclasses
 import hashlib
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,12 +27,15 @@ from flowrl.errors import (
 )
 from flowrl.experts.store import ExpertStore
 from flowrl.games.base import check_coverage, find_game
+from flowrl.launchers.sandbox import confinement
 from flowrl.launchers.slurm import checked_options
 from flowrl.parallel.training_setup import live_runs, readable_runs
 from flowrl.paths import GraphPaths
 from flowrl.runs import read_run
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.skill import Skill, load_library, skill_settings
+from flowrl.skills.validation.cache import ApprovalStore
+from flowrl.skills.validation.dry_run import approve_skills
 from flowrl.storage import records
 from flowrl.storage.records import Positive, Word
 
@@ -320,6 +323,25 @@ def open_graph(config: BottomUpConfig, sources: SkillSources) -> SkillGraph:
         graph = SkillGraph([graph.skills[name] for name in graph.order()], capacity=capacity)
     graph.check()
     return graph
+
+
+def keep_new_skills(
+    graph_paths: GraphPaths, config: BottomUpConfig, skills: Sequence[Skill]
+) -> None:
+    """Check skills and try their code, and keep them with a graph that may have them already.
+
+    What is refused raises FlowrlError and changes nothing.
+    """
+    sources = SkillSources(graph_paths)
+    kept = sources.recorded()
+    new = [skill for skill in skills if kept.get(skill.name) != skill]
+    skill_configs(config, open_graph(config, sources).plus(new).skills)
+    confine = confinement(config.launch.sandbox).in_folder
+    game = config.ppo.env_name
+    approvals = approve_skills(graph_paths, skills, game, trust=False, confine=confine)
+    for skill in skills:
+        ApprovalStore(graph_paths.approvals).keep(approvals[skill.name])
+        sources.record(skill)
 
 
 def read_skill_file(path: Path) -> Skill:

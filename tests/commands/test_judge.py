@@ -283,8 +283,8 @@ def test_what_a_run_did_not_reach_is_a_label(graph_paths, monkeypatch, endpoint,
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["--judge", "openai"], 2, "asks an endpoint that you name"),
-        (["--judge", "openai", "--base_url", "http://x/v1"], 2, "needs --model"),
+        (["--judge", "openai"], 2, "an endpoint is asked that you name"),
+        (["--judge", "openai", "--base_url", "http://x/v1"], 2, "--model is missing"),
         (["--judge", "oracle"], 2, "oracle"),
         (["--judge", "openai", "--judge_budget", "5"], 2, "takes calls, tokens and seconds"),
         (["Place Tabel"], 1, "of 'Place Tabel'; closest is 'Place Table'"),

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from flowrl.judging.judge import Budget, Cost, SkillText
+from flowrl.judging.judge import SkillText
+from flowrl.llm.exchange import Budget, Cost
 from flowrl.skills.skill import Skill
 
 KEY = "sk-test-4f9a8b7c6d5e4f3a2b1c"
@@ -28,6 +29,7 @@ class FakeEndpoint:
     delay_seconds: float = 0.0
     cut_off: int = 0  # the next so many answers end in their middle
     body: str | None = None  # instead of a completion
+    lacks: Sequence[str] = ()  # forms of answers that it refuses: json_schema, tools
     url: str = ""
     asked: list[dict[str, Any]] = field(default_factory=list)
     keys: set[str] = field(default_factory=set)
@@ -61,6 +63,29 @@ def knows(skills: Iterable[Skill], *, obeys: Sequence[str] = ()) -> Say:
     return say
 
 
+def form(request: dict[str, Any]) -> str:
+    """The way in which a request asks for JSON."""
+    asked = {"response_format": "json_schema", "tools": "tools"}
+    return next((name for key, name in asked.items() if key in request), "fenced")
+
+
+def completion(endpoint: FakeEndpoint, request: dict[str, Any]) -> str:
+    """What the endpoint answers, in the form that was asked for."""
+    text = request["messages"][-1]["content"]
+    told = endpoint.say("\n".join(text.split("\n")[1:-1]))
+    message: dict[str, Any] = {"role": "assistant", "content": told}
+    if form(request) == "tools":
+        call = {"name": request["tools"][0]["function"]["name"], "arguments": told}
+        calls = [{"id": "t1", "type": "function", "function": call}]
+        message = {"role": "assistant", "content": None, "tool_calls": calls}
+    elif form(request) == "fenced":
+        message["content"] = f"Here it is:\n```json\n{told}\n```"
+    choice = {"index": 0, "finish_reason": "stop", "message": message}
+    usage = {"prompt_tokens": 90, "completion_tokens": 10, "total_tokens": 100}
+    head = {"id": "c1", "object": "chat.completion", "created": 1, "model": "m"}
+    return json.dumps({**head, "choices": [choice], "usage": usage})
+
+
 @contextmanager
 def serving(endpoint: FakeEndpoint) -> Iterator[FakeEndpoint]:
     """Serve until the block ends."""
@@ -76,17 +101,10 @@ def serving(endpoint: FakeEndpoint) -> Iterator[FakeEndpoint]:
                 endpoint.refuse -= 1
                 told = json.dumps({"error": {"message": f"no: {self.headers['authorization']}"}})
                 self._send(endpoint.status, told)
+            elif form(request) in endpoint.lacks:
+                self._send(400, json.dumps({"error": {"message": "no such form"}}))
             else:
-                self._send(200, endpoint.body or self._completion(request))
-
-        def _completion(self, request: dict[str, Any]) -> str:
-            text = request["messages"][-1]["content"]
-            told = endpoint.say("\n".join(text.split("\n")[1:-1]))
-            message = {"role": "assistant", "content": told}
-            choice = {"index": 0, "finish_reason": "stop", "message": message}
-            usage = {"prompt_tokens": 90, "completion_tokens": 10, "total_tokens": 100}
-            head = {"id": "c1", "object": "chat.completion", "created": 1, "model": "m"}
-            return json.dumps({**head, "choices": [choice], "usage": usage})
+                self._send(200, endpoint.body or completion(endpoint, request))
 
         def _send(self, status: int, text: str) -> None:
             content = text.encode()

@@ -13,10 +13,12 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from flowrl.judging.judge import Budget, Cost, JudgeUnavailableError, SkillText
+from flowrl.judging.judge import JudgeUnavailableError, SkillText
+from flowrl.llm.exchange import Budget, Cost
 
 pytest.importorskip("openai")
-from flowrl.judging.openai import DeadlineError, OpenAIJudge, within
+from flowrl.judging.openai import OpenAIJudge
+from flowrl.llm.client import DeadlineError, within
 
 SECONDS = 1.0
 BOMB = gzip.compress(b" " * 2**28)  # a quarter of a gigabyte in 260 kB

@@ -10,7 +10,8 @@ import pytest
 from flowrl.errors import ConfigError
 from flowrl.games.base import find_game
 from flowrl.judging.calibration import labelled_texts
-from flowrl.judging.judge import Budget, Cost, JudgeUnavailableError, SkillText
+from flowrl.judging.judge import JudgeUnavailableError, SkillText
+from flowrl.llm.exchange import Budget, Cost
 from flowrl.skills.skill import load_library
 from tests.judging.endpoint import KEY, FakeEndpoint, answer, knows, named, serving
 

@@ -9,7 +9,8 @@ import pytest
 
 from flowrl.judging.calibration import auc
 from flowrl.judging.ensemble import EnsembleJudge, fit_ensemble
-from flowrl.judging.judge import Cost, Item, Judgement, JudgeUnavailableError, SkillText
+from flowrl.judging.judge import Item, Judgement, JudgeUnavailableError, SkillText
+from flowrl.llm.exchange import Cost
 
 
 @dataclass

@@ -9,7 +9,8 @@ import pytest
 from safetensors.numpy import save
 
 from flowrl.errors import FileRefusedError
-from flowrl.judging.judge import Budget, Cost, Recording, RuleJudge, SkillText, describe
+from flowrl.judging.judge import Recording, RuleJudge, SkillText, describe
+from flowrl.llm.exchange import Budget, Cost
 from flowrl.skills.skill import load_library
 from tests.judging.making import at_step, recording, result
 

@@ -5,19 +5,21 @@ from __future__ import annotations
 import pytest
 
 from flowrl.errors import ConfigError
-from flowrl.judging.judge import Budget, Cost, JudgeUnavailableError, SkillText
+from flowrl.judging.judge import JudgeUnavailableError, SkillText
+from flowrl.llm.exchange import Budget, Cost
 from tests.judging.endpoint import KEY, NO_BOUND, FakeEndpoint, answer, named, serving
 from tests.judging.making import at_step
 
 pytest.importorskip("openai", reason="the extra 'llm' is not installed")
 from flowrl.judging import openai as judging
+from flowrl.llm.client import KEY as VARIABLE
 
 ITEM = SkillText(skill="Dig", text='{"name": "Dig"}')
 
 
 @pytest.fixture
 def endpoint(monkeypatch):
-    monkeypatch.setenv(judging.KEY, KEY)
+    monkeypatch.setenv(VARIABLE, KEY)
     with serving(FakeEndpoint()) as found:
         yield found
 
@@ -160,16 +162,16 @@ def test_an_endpoint_that_never_answers_well_is_told_by_its_last_answer(
 @pytest.mark.parametrize(
     ("url", "model", "env", "said"),
     [
-        ("", "m", {judging.KEY: KEY}, "asks an endpoint that you name"),
-        ("api.openai.com", "m", {judging.KEY: KEY}, "such as https"),
-        ("file:///etc/passwd", "m", {judging.KEY: KEY}, "such as https"),
-        ("https://ann:hunter2@x/v1", "m", {judging.KEY: KEY}, "without a user or a password"),
-        ("https://x/v1", "", {judging.KEY: KEY}, "needs --model"),
+        ("", "m", {VARIABLE: KEY}, "an endpoint is asked that you name"),
+        ("api.openai.com", "m", {VARIABLE: KEY}, "such as https"),
+        ("file:///etc/passwd", "m", {VARIABLE: KEY}, "such as https"),
+        ("https://ann:hunter2@x/v1", "m", {VARIABLE: KEY}, "without a user or a password"),
+        ("https://x/v1", "", {VARIABLE: KEY}, "--model is missing"),
         ("https://x/v1", "m", {}, "OPENAI_API_KEY is not set"),
     ],
 )
 def test_what_is_missing_is_one_line(url, model, env, said, monkeypatch):
-    monkeypatch.delenv(judging.KEY, raising=False)
+    monkeypatch.delenv(VARIABLE, raising=False)
     for name, value in env.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=said) as caught:

@@ -62,7 +62,7 @@ _LAX = "abs clamp exp log max min select sign sqrt square stop_gradient tanh"
 _NN = "elu gelu one_hot relu sigmoid silu softmax softplus tanh"
 _TYPES = "float32 int32 bool_"
 
-_FUNCTIONS = frozenset(
+FUNCTIONS = frozenset(
     {f"jnp.{word}" for word in f"{_ELEMENTWISE} {_REDUCE} {_SHAPE} {_TYPES} linalg.norm".split()}
     | {f"jax.lax.{word}" for word in _LAX.split()}
     | {f"jax.nn.{word}" for word in _NN.split()}
@@ -340,10 +340,10 @@ class _Checks:
         if root in MODULES or root in self.game.enums:
             self.done |= {id(part) for part in ast.walk(node)}
         if root in MODULES:
-            if path in _VALUES or (called and path in _FUNCTIONS):
+            if path in _VALUES or (called and path in FUNCTIONS):
                 return None
-            what = f"{path} is not admitted" + (" as a value" if path in _FUNCTIONS else "")
-            close = difflib.get_close_matches(path, sorted(_FUNCTIONS), n=3, cutoff=0.8)
+            what = f"{path} is not admitted" + (" as a value" if path in FUNCTIONS else "")
+            close = difflib.get_close_matches(path, sorted(FUNCTIONS), n=3, cutoff=0.8)
             names = f"closest are {', '.join(close)}" if close else "see docs/skills.md"
             return what, INSTEAD.get(path, names)
         if root in self.game.enums:

@@ -1,0 +1,112 @@
+"""The words that a model is asked by: prompts, the reference of a game, and data without trust.
+
+The prompts are files in `prompts/`. Names and texts of skills travel as JSON between two markers
+that their authors cannot know. What exceeds the bound is left out, the least useful first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from flowrl.errors import ConfigError
+from flowrl.games.base import Game
+from flowrl.llm.exchange import Message, tokens_of
+from flowrl.skills.skill import SKILL_SETTINGS, Skill
+from flowrl.skills.validation.allowed import CALLS, FUNCTIONS, METHODS
+
+_PROMPTS = Path(__file__).parent / "prompts"
+_EXAMPLES = 2
+_WORD = re.compile(r"[a-z]{3,}")
+
+
+def system_message(purpose: str, game: Game, *, candidates: int) -> Message:
+    """Return what a model is told of its task and of the game."""
+    enums = (f"{name} ({' '.join(sorted(words))})" for name, words in sorted(game.enums.items()))
+    reference = _prompt("reference").format(
+        game=game.name,
+        features="\n".join(f"- {name}: {said}" for name, said in game.features.items()),
+        items=" ".join(sorted(game.items)) or "none",
+        enums="; ".join(enums) or "none",
+        calls=" ".join(sorted(CALLS)),
+        functions=" ".join(sorted(FUNCTIONS)),
+        methods=" ".join(sorted(METHODS)),
+        settings=" ".join(SKILL_SETTINGS),
+    )
+    told = _prompt(purpose).format(reference=reference, candidates=candidates)
+    return {"role": "system", "content": told}
+
+
+def data_message(data: Any, role: str = "user") -> Message:
+    """Return data as JSON between two lines that are a digest of it."""
+    text = json.dumps(data, ensure_ascii=False, indent=1)
+    marker = hashlib.sha256(text.encode(errors="replace")).hexdigest()[:16]
+    return {"role": role, "content": f"{marker}\n{text}\n{marker}"}
+
+
+def context_of(
+    wish: str,
+    skills: Mapping[str, Skill],
+    *,
+    said: Mapping[str, Mapping[str, Any]],
+    failed: Iterable[str],
+    most_tokens: int,
+) -> dict[str, Any]:
+    """Return what bears on a wish, within about `most_tokens`; ConfigError if that is too few.
+
+    Args:
+      said: what a graph says of its skills besides, by name, such as success rates.
+      failed: the reasons for which earlier proposals were given up.
+    """
+    near = nearest(wish, skills.values())
+    data: dict[str, Any] = {
+        "wish": wish,
+        "skills": [_row(skill, said.get(skill.name, {})) for skill in near],
+        "examples": [_example(skill) for skill in near[:_EXAMPLES]],
+        "failed": list(failed),
+    }
+    for key in ("failed", "skills", "examples"):
+        while data[key] and tokens_of(json.dumps(data, ensure_ascii=False, indent=1)) > most_tokens:
+            data[key].pop()
+    if (least := tokens_of(json.dumps(data, indent=1))) > most_tokens:
+        raise ConfigError(f"the wish alone takes {least} tokens; raise --llm_context_tokens")
+    return data
+
+
+def nearest(wish: str, skills: Iterable[Skill]) -> Sequence[Skill]:
+    """Return skills by the words that they share with a wish, in their names above all."""
+    wanted = _words(wish)
+
+    def shared(skill: Skill) -> float:
+        name = _words(skill.name)
+        rest = _words(" ".join([skill.description, *skill.gain, *skill.requirements]))
+        return len(wanted & name) / (len(name) or 1) + len(wanted & rest) / (len(wanted) or 1)
+
+    return sorted(skills, key=shared, reverse=True)
+
+
+def _words(text: str) -> set[str]:
+    return set(_WORD.findall(text.lower().replace("_", " ")))
+
+
+def _row(skill: Skill, said: Mapping[str, Any]) -> dict[str, Any]:
+    amounts = ("requirements", "consumption", "gain")
+    told = {key: {item: str(n) for item, n in getattr(skill, key).items()} for key in amounts}
+    return {"name": skill.name, **{key: value for key, value in told.items() if value}, **said}
+
+
+def _example(skill: Skill) -> dict[str, Any]:
+    return {
+        **_row(skill, {}),
+        "description": skill.description,
+        "task_is_done": skill.is_done,
+        "task_reward": skill.reward,
+    }
+
+
+def _prompt(name: str) -> str:
+    return (_PROMPTS / f"{name}.md").read_text(encoding="utf-8")

@@ -1,0 +1,195 @@
+"""Let a model propose a skill: first its contract, then rewards; code decides what is admitted.
+
+An answer goes through the checks, the cheapest first: its form, the gate's syntax check, the graph,
+the dry run in a confined process. Each refusal is one line that goes back to the model, for so many
+rounds; then the wish is given up with the last reasons.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from flowrl import storage
+from flowrl.config import PPOConfig, with_flags
+from flowrl.errors import ConfigError, FileRefusedError, FlowrlError, GraphError, SkillError
+from flowrl.games.base import find_game
+from flowrl.llm.answers import SCHEMAS, Contract, Rewards, read_answer, skill_text
+from flowrl.llm.context import data_message, system_message
+from flowrl.llm.exchange import Completion, Message, tokens_of
+from flowrl.llm.transcript import Accepted, Answered, Begun, Checked, Ended, Prompt, Transcript
+from flowrl.paths import printable
+from flowrl.runs import CodeApproval
+from flowrl.skills.graph import SkillGraph
+from flowrl.skills.levels import excess
+from flowrl.skills.skill import Skill, parse_skill
+from flowrl.skills.validation.cache import ApprovalStore
+from flowrl.skills.validation.dry_run import Confine, SkillCode, approvals_of
+
+_PLACE = "the skill"
+_LINE_LIMIT, _QUOTED_BACK = 400, 8_000  # characters of a refusal, and of an answer sent back
+_NONE = "rewards is an empty list; give one at least"
+Accept = TypeVar("Accept")
+Ask = Callable[[Sequence[Message], str, dict[str, Any]], Completion]
+
+
+class GivenUpError(FlowrlError):
+    """A wish is given up, because no proposal passes the checks; the reasons are a line each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checks:
+    """The checks that a proposed skill must pass."""
+
+    graph: SkillGraph
+    env_name: str
+    store: ApprovalStore
+    confine: Confine
+
+    def read(self, text: str) -> Skill:
+        """Return the skill in a file's text; an error says why the gate or the graph refuses it."""
+        skill = parse_skill(text, place=_PLACE, env_name=self.env_name)
+        with_flags(PPOConfig(), **skill.training).check()
+        if said := excess(skill, 1, capacity=self.graph.capacity):
+            raise SkillError(said)
+        self.graph.plus([skill])
+        for other in self.graph.skills.values():
+            if (other.gain, other.requirements) == (skill.gain, skill.requirements):
+                what = f"{skill.name!r} gains what {other.name!r} gains from the same"
+                raise GraphError(f"{what}; gain something new, or need less")
+        return skill
+
+    def tried(self, skills: Sequence[Skill]) -> list[CodeApproval | str]:
+        """Return an approval of each skill's code, or the reason of the dry run against it."""
+        codes = [SkillCode.of(skill, self.env_name) for skill in skills]
+        return approvals_of(codes, self.store, confine=self.confine)
+
+
+class Writer:
+    """Writes one skill by questions to a model, all of which its transcript keeps."""
+
+    def __init__(
+        self,
+        transcript: Transcript,
+        begun: Begun,
+        checks: Checks,
+        *,
+        ask: Ask,
+        clean: Callable[[str], str],
+    ) -> None:
+        """Ask by `ask`; `clean` removes from a text what is not to be sent or kept."""
+        self._transcript, self._begun, self._checks = transcript, begun, checks
+        self._ask, self._clean = ask, clean
+        self._data = json.loads(begun.context)
+        self._candidates = 0
+        self.reached = "no contract yet"
+
+    def write(self) -> Accepted:
+        """Return the accepted skill's file; raises GivenUpError with the last reasons."""
+        self._transcript.note(self._begun)
+        contract, skill = self._until_accepted("contract", self._data, self._contract)
+        self.reached = f"the contract of {skill.name!r} is accepted, no reward yet"
+        data = {
+            "contract": skill_text(contract).partition("def task_reward")[0],
+            "examples": self._data["examples"],
+        }
+
+        def rewards(answer: Answered) -> tuple[Accepted | None, list[str]]:
+            return self._rewards(answer, contract, skill)
+
+        return self._until_accepted("rewards", data, rewards)
+
+    def _until_accepted(
+        self, purpose: Any, data: Any, check: Callable[[Answered], tuple[Accept | None, list[str]]]
+    ) -> Accept:
+        """Ask until an answer is accepted; each time what was refused is told."""
+        game, candidates = find_game(self._begun.env_name), self._begun.candidates
+        head = [system_message(purpose, game, candidates=candidates), data_message(data)]
+        messages, refusals = head, list[str]()
+        for _ in range(self._begun.repairs + 1):
+            answer = self._answer(purpose, messages)
+            accepted, said = check(answer)
+            refusals = [self._line(each) for each in said]
+            self._transcript.note(Checked(refusals=tuple(refusals)))
+            if accepted is not None:
+                return accepted
+            said = data_message({"refused": refusals, "remedy": "correct this, answer as before"})
+            quoted = answer.text[:_QUOTED_BACK]
+            messages = [*head, {"role": "assistant", "content": quoted}, said]
+        self._transcript.note(Ended(reasons=tuple(refusals)))
+        raise GivenUpError("\n".join(refusals))
+
+    def _answer(self, purpose: Any, messages: Sequence[Message]) -> Answered:
+        tokens = sum(tokens_of(each["content"]) for each in messages)
+        told = tuple({key: self._clean(value) for key, value in each.items()} for each in messages)
+        self._transcript.note(Prompt(purpose=purpose, messages=told, tokens=tokens))
+        return self._transcript.answer(lambda: self._ask(told, purpose, SCHEMAS[purpose]))
+
+    def _contract(self, answer: Answered) -> tuple[tuple[Contract, Skill] | None, list[str]]:
+        """Return the contract in an answer and its skill without reward, or the refusal."""
+        try:
+            contract = read_answer(answer, Contract)
+            skill = self._checks.read(skill_text(contract))
+        except (SkillError, GraphError, ConfigError) as error:
+            return None, [str(error)]
+        [tried] = self._checks.tried([skill])
+        return (None, [tried]) if isinstance(tried, str) else ((contract, skill), [])
+
+    def _rewards(
+        self, answer: Answered, contract: Contract, fixed: Skill
+    ) -> tuple[Accepted | None, list[str]]:
+        """Return the first candidate of an answer that passes, and the refusals of the others."""
+        try:
+            rewards = read_answer(answer, Rewards).rewards[: self._begun.candidates]
+        except SkillError as error:
+            return None, [str(error)]
+        read: list[Skill | str] = []
+        files = []
+        for each in rewards:
+            text = self._clean(skill_text(contract, each.task_reward))
+            self._candidates += 1
+            files.append(f"candidate_{self._candidates}.py")
+            storage.make_dir(self._transcript.folder)
+            storage.write_atomic(self._transcript.folder / files[-1], text.encode(errors="replace"))
+            read.append(self._with_reward(text, fixed))
+        good = [skill for skill in read if isinstance(skill, Skill)]
+        tried = iter(self._checks.tried(good))
+        outcomes = [next(tried) if isinstance(skill, Skill) else skill for skill in read]
+        named = list(zip(files, outcomes, strict=True))
+        refusals = [f"{file}: {why}" for file, why in named if isinstance(why, str)]
+        for file, approval in named:
+            if isinstance(approval, CodeApproval):
+                self._checks.store.keep(approval)
+                digest = _digest(self._transcript.folder / file)
+                return Accepted(skill=fixed.name, file=file, digest=digest), refusals
+        return None, refusals or [_NONE]
+
+    def _line(self, text: str) -> str:
+        """Return a refusal as one line that can be shown."""
+        return printable(" ".join(self._clean(text).split()))[:_LINE_LIMIT]
+
+    def _with_reward(self, text: str, fixed: Skill) -> Skill | str:
+        """Return a candidate's skill, or the refusal if more than the reward differs."""
+        try:
+            skill = self._checks.read(text)
+        except (SkillError, GraphError, ConfigError) as error:
+            return str(error)
+        if replace(skill, reward=fixed.reward) != fixed:
+            return "the reward changes the contract; write task_reward and its helpers alone"
+        return skill
+
+
+def accepted_file(transcript: Transcript, accepted: Accepted) -> Path:
+    """Return the accepted file; FileRefusedError if it was changed since."""
+    path = transcript.folder / accepted.file
+    if _digest(path) != accepted.digest:
+        raise FileRefusedError(f"{path} was edited since it was accepted; ask anew")
+    return path
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(storage.read_bytes(path)).hexdigest()
