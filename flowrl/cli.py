@@ -66,6 +66,7 @@ _GROUPS: Mapping[str, Mapping[str, str]] = {
         "plot": "commands.plot:PlotCommand",
         "serve": "serving.command:ServeCommand",
         "check": "commands.check:CheckCommand",
+        "facts": "commands.facts:FactsCommand",
         "new game": "commands.new:NewGameCommand",
     },
     "steer": {

@@ -18,7 +18,7 @@ FLOORS = [
     "errors redaction storage paths arguments calls config command_line games notices console"
     " runs output",
     "skills launchers measures program_cache",
-    "experts networks envs averaging judging llm",
+    "experts networks envs averaging judging llm knowledge",
     "parallel ppo",
     "replicas multiagent reports evaluation agent",
     "tuning api",
@@ -51,6 +51,7 @@ JAX_FILES = {
     "games/adapters/gymnax_engine.py",
     "games/adapters/navix_engine.py",
     "games/craftax_engine.py",
+    "games/craftax_probes.py",
     "games/fast_craftax.py",
     "games/random_play.py",
     "skills/validation/contract.py",
@@ -58,6 +59,7 @@ JAX_FILES = {
     "skills/validation/indices.py",
     "skills/validation/worker.py",
     "judging/learned.py",
+    "knowledge/probing.py",
     "replicas/trainer.py",
     "viewing/pictures.py",
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ from flowrl.config import PPOConfig, Sandbox, with_flags
 from flowrl.console import print_report
 from flowrl.errors import ConfigError, FlowrlError, GraphError
 from flowrl.games.base import COUNT, Game, check_extra, find_game, known_games
+from flowrl.knowledge.asking import facts_of
+from flowrl.knowledge.remarks import remarks, speaks_of
 from flowrl.launchers.sandbox import confinement
 from flowrl.paths import printable
 from flowrl.skills.graph import SkillGraph
@@ -55,6 +57,7 @@ class CheckCommand:
       flowrl check my_skills
       flowrl check my_skills/*.py
       flowrl check my_skills/*.py --no_trace
+      flowrl check my_skills --facts
       flowrl check my_skills/*.py --json | jq '.[].games'
       flowrl check my_skills --env_name Craftax-Symbolic-v1
       flowrl check --game Tiny-v1
@@ -70,6 +73,8 @@ class CheckCommand:
     """Also trace the functions in a process with limits, and compute them in known states."""
     sandbox: Sandbox = "auto"
     """Confine that process by bubblewrap; auto: if it is there."""
+    facts: bool = False
+    """Also compare skills with their game's facts, which `flowrl facts` shows."""
     json: bool = False
     """Print JSON: for every file the games it is good for, or why it is refused."""
 
@@ -82,8 +87,10 @@ class CheckCommand:
         whole = any(path.is_dir() for path in self.files)
         games = known_games() if self.env_name is None else (find_game(self.env_name),)
         checked = check_files(files, trace=self.trace, confine=confine, whole=whole, games=games)
-        facts = [asdict(each) for each in checked]
-        print_report(facts, map(_line, checked), as_json=self.json)
+        if self.facts:
+            checked = [compared(each) for each in checked]
+        told = [asdict(each) for each in checked]
+        print_report(told, map(_line, checked), as_json=self.json)
         return 1 if any(each.why for each in checked) else 0
 
     def _check_game(self, name: str) -> int:
@@ -164,6 +171,30 @@ def check_files(
         )
         for number, path in enumerate(files)
     ]
+
+
+def compared(checked: CheckedFile) -> CheckedFile:
+    """The same file with what its skill says otherwise than the game's facts.
+
+    That refuses a skill of the game's own library, and is a warning for others.
+    """
+    if checked.why is not None:
+        return checked
+    path = Path(checked.file)
+    skill, folder = load_skill(path, trust=True), path.resolve().parent
+    games = [find_game(name) for name in checked.games]
+    homes = [game for game in games if game.library_folder.resolve() == folder]
+    said = [
+        f"{game.name}: {remark}"
+        for game in homes or games
+        if game.probes is not None and speaks_of(skill, game)
+        for remark in remarks(skill, facts_of(game.name), game.items)
+    ]
+    if not said:
+        return checked
+    if homes:
+        return replace(checked, why=f"{printable(checked.file)}:1: {'; '.join(said)}; correct it")
+    return replace(checked, warning="; ".join(filter(None, [checked.warning, *said])))
 
 
 def _plans(

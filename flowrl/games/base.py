@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Protocol
 
 from flowrl.config import PPOConfig
 from flowrl.errors import RAISED, ConfigError, closest, format_raised
+from flowrl.games.probes import Probes
 from flowrl.paths import printable
 
 _GROUP = "flowrl.games"
@@ -145,6 +146,8 @@ class Game:
     make: Callable[[], Engine]
     renderer: Callable[[], Callable[[Any], Any]] | None = None
     """Makes a function from a world to its picture, uint8 `[H, W, 3]`."""
+    probes: Callable[[], Probes] | None = None
+    """Makes what `flowrl facts` probes; see `flowrl.games.probes`."""
 
     def __post_init__(self) -> None:
         """Raise ConfigError for a size that cannot be, or a folder that is no path."""

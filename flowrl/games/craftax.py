@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from flowrl.errors import ConfigError
 from flowrl.games.base import Engine, Game
+from flowrl.games.probes import Probes
 
 _CLASSIC_BLOCKS = """
 INVALID OUT_OF_BOUNDS GRASS WATER STONE TREE WOOD PATH COAL IRON DIAMOND CRAFTING_TABLE FURNACE
@@ -105,6 +108,7 @@ def _features(of_world: Mapping[str, str]) -> dict[str, str]:
 
 
 _NEEDS = ("hunger", "thirst", "fatigue", "other")
+_PINNED = "1.6."  # the versions of craftax whose facts are known, as pyproject.toml has them
 _LIBRARY = Path(__file__).parents[1] / "skills" / "library"
 
 
@@ -120,6 +124,15 @@ def _renderer(package: str) -> Any:
     return pixel_renderer(package)
 
 
+def _probes(name: str, package: str) -> Probes:
+    if not (found := version("craftax")).startswith(_PINNED):
+        what = f"craftax {found} is installed, but its rules are probed as of {_PINNED}x"
+        raise ConfigError(f"{what}; pip install 'craftax=={_PINNED}*'")
+    from flowrl.games.craftax_probes import CraftaxProbes
+
+    return CraftaxProbes(name, package)
+
+
 def _game(name: str, folder: str, **fields: Any) -> Game:
     package = f"craftax.{folder}"
     return Game(
@@ -130,6 +143,7 @@ def _game(name: str, folder: str, **fields: Any) -> Game:
         sources=("craftax",),
         make=partial(_engine, name, package),
         renderer=partial(_renderer, package),
+        probes=partial(_probes, name, package),
         **fields,
     )
 
