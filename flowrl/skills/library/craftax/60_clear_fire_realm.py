@@ -1,4 +1,4 @@
-"""Kill eight foes of the fire realm, which only ice hurts."""
+"""Kill eight foes of the fire realm, which little but ice hurts."""
 
 name = "Clear Fire Realm"
 requirements = {"sword": "4", "armour": "4", "ice_sword": "1"}

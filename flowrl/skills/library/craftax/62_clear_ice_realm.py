@@ -1,4 +1,4 @@
-"""Kill eight foes of the ice realm, which only fire hurts."""
+"""Kill eight foes of the ice realm, which little but fire hurts."""
 
 name = "Clear Ice Realm"
 requirements = {"sword": "4", "armour": "4", "fire_sword": "1"}

@@ -1,4 +1,4 @@
-"""Find a pigman in the fire realm and defeat it; only ice hurts it."""
+"""Find a pigman in the fire realm and defeat it; little but ice hurts it."""
 
 name = "Defeat Pigman"
 requirements = {"sword": "4", "ice_sword": "1"}

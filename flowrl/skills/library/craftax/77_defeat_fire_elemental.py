@@ -1,4 +1,4 @@
-"""Find a fire elemental and defeat it; only ice hurts it."""
+"""Find a fire elemental and defeat it; little but ice hurts it."""
 
 name = "Defeat Fire Elemental"
 requirements = {"sword": "4", "ice_sword": "1"}

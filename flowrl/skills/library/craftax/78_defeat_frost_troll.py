@@ -1,4 +1,4 @@
-"""Find a frost troll in the ice realm and defeat it; only fire hurts it."""
+"""Find a frost troll in the ice realm and defeat it; little but fire hurts it."""
 
 name = "Defeat Frost Troll"
 requirements = {"sword": "4", "fire_sword": "1"}

@@ -1,4 +1,4 @@
-"""Find an ice elemental and defeat it; only fire hurts it."""
+"""Find an ice elemental and defeat it; little but fire hurts it."""
 
 name = "Defeat Ice Elemental"
 requirements = {"sword": "4", "fire_sword": "1"}
