@@ -37,7 +37,7 @@ def remarks(skill: Skill, facts: Facts, items: Iterable[str]) -> list[str]:
         what = f"is_done asks for {', '.join(sorted(asked))}, but what yields {gained} gives"
         return [f"{what} {', '.join(given) or 'no achievement'}"]
     meant = [recipe for recipe in certain or yielding if not asked or recipe in giving] or giving
-    told = {item for each in facts.recipes for item in (*each.changes, *each.needs)}
+    told = frozenset(item for each in facts.recipes for item in (*each.changes, *each.needs))
     found = [_amounts(skill, recipe, told.intersection(items)) for recipe in meant]
     return min(found, key=len, default=[])
 
@@ -73,10 +73,9 @@ def _times(recipe: Recipe, skill: Skill, n: int) -> int:
     return times
 
 
-def _amounts(skill: Skill, recipe: Recipe, items: set[str]) -> list[str]:
-    """The amounts of a skill that are not those of a recipe; what it consumes it requires."""
+def _amounts(skill: Skill, recipe: Recipe, items: frozenset[str]) -> list[str]:
+    """The amounts of a skill that are not those of a recipe."""
     said: dict[str, str] = {}
-    required = {**skill.consumption, **skill.requirements}
     for n in _COUNTS:
         times = _times(recipe, skill, n) or 1
         uses = {
@@ -85,9 +84,11 @@ def _amounts(skill: Skill, recipe: Recipe, items: set[str]) -> list[str]:
             if change.most < 0 and change.chance == 1
         }
         for item, bound in recipe.needs.items():
-            known = item in items or item.startswith(_NEAR) or item in required
+            known = item in items or item.startswith(_NEAR) or item in skill.requirements
             need = (bound.least or 0) + uses.get(item, 0) // times * (times - 1)
-            if known and (has := _at(required, item, n)) < need:
+            # What is consumed must be there, so it need not be required as well.
+            said_in = skill.requirements if item in skill.requirements else skill.consumption
+            if known and (has := _at(said_in, item, n)) < need:
                 said.setdefault(
                     f"requirement {item}", f"requires {item} {has}, {_told(recipe)} needs {need}"
                 )
