@@ -37,7 +37,8 @@ def remarks(skill: Skill, facts: Facts, items: Iterable[str]) -> list[str]:
         what = f"is_done asks for {', '.join(sorted(asked))}, but what yields {gained} gives"
         return [f"{what} {', '.join(given) or 'no achievement'}"]
     meant = [recipe for recipe in certain or yielding if not asked or recipe in giving] or giving
-    found = [_amounts(skill, recipe, frozenset(items)) for recipe in meant]
+    told = frozenset(item for each in facts.recipes for item in (*each.changes, *each.needs))
+    found = [_amounts(skill, recipe, told.intersection(items)) for recipe in meant]
     return min(found, key=len, default=[])
 
 

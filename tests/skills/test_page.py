@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from flowrl.games.base import COUNT
 from flowrl.games.craftax import CLASSIC, FULL
-from flowrl.skills.skill import load_library, parse_skill
+from flowrl.skills.skill import ON_FLOOR, Amount, Skill, load_library, parse_skill
 from flowrl.skills.validation.allowed import METHODS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "skills.md").read_text()
@@ -33,6 +34,24 @@ def test_the_table_of_items_lists_what_the_libraries_gain():
     libraries = [load_library(game.name) for game in (CLASSIC, FULL)]
     gains = {item for skills in libraries for skill in skills.values() for item in skill.gain}
     assert words_in("Items") == gains
+
+
+def test_the_table_of_full_craftax_has_a_row_for_each_skill():
+    section = PAGE.partition("## The skills of full Craftax\n")[2].partition("\n## ")[0]
+    assert re.findall(r"^\| .*", section, flags=re.MULTILINE)[1:] == [
+        row(skill) for skill in load_library(FULL.name).values()
+    ]
+
+
+def row(skill: Skill) -> str:
+    def listed(amounts: Mapping[str, Amount]) -> str:
+        return ", ".join(f"{item} {amount}" for item, amount in amounts.items())
+
+    needs = dict(skill.requirements)
+    exact = needs.pop(ON_FLOOR, None)
+    floors = " ".join(map(str, skill.floors)) or (str(exact) if exact is not None else "all")
+    cells = (listed(needs), listed(skill.consumption), listed(skill.gain))
+    return f"| {skill.name} | {floors} | {' | '.join(cells)} |"
 
 
 def test_every_admitted_method_is_named():

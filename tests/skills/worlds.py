@@ -80,13 +80,12 @@ class Game:
 
     def with_items(self, world: Any, **items: int) -> Any:
         kept = {
-            name: jnp.full_like(getattr(world.inventory, name), amount)
-            for name, amount in items.items()
+            name: _spread(getattr(world.inventory, name), amount) for name, amount in items.items()
         }
         return world.replace(inventory=world.inventory.replace(**kept))
 
-    def with_mob(self, world: Any, kind: str) -> Any:
-        """A mob of one health in front of the player."""
+    def with_mob(self, world: Any, kind: str, number: int | None = None) -> Any:
+        """A mob of one health in front of the player; `number` says which in full Craftax."""
         mobs, floor = getattr(world, kind), floor_of(world)
         first = (*floor, 0)
         mobs = mobs.replace(
@@ -94,13 +93,15 @@ class Game:
             health=mobs.health.at[first].set(1),
             mask=mobs.mask.at[first].set(True),
         )
+        if number is not None:
+            mobs = mobs.replace(type_id=mobs.type_id.at[first].set(number))
         mob_map = world.mob_map.at[(*floor, *AHEAD)].set(True)
         return world.replace(**{kind: mobs}, mob_map=mob_map)
 
     def act(self, world: Any, action: str, seed: int = 0) -> tuple[Any, Any]:
         """The world after an action, and the game's reward."""
         number = jnp.int32(self.constants.Action[action].value)
-        return self._step(jax.random.key(seed), world, number)
+        return self._step(jax.random.key(seed), jax.tree.map(_strong, world), number)
 
     def ask(self, skill: Skill, name: str, before: Any, after: Any, n: int = 1) -> Any:
         """What a function of a skill says about one step."""
@@ -134,6 +135,23 @@ def game_of(env_name: str) -> Game:
 
 def asks_for_n(function: Callable[..., Any]) -> bool:
     return "n" in function.__code__.co_varnames[: function.__code__.co_argcount]
+
+
+def _strong(leaf: Any) -> Any:
+    """A leaf without a weak type, so that the step compiles once."""
+    leaf = jnp.asarray(leaf)
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return leaf
+    return jax.lax.convert_element_type(leaf, leaf.dtype)
+
+
+def _spread(kept: Any, amount: int) -> Any:
+    """An amount as the inventory keeps it; of pieces and colours, over as many as there are."""
+    if jnp.ndim(kept) == 0:
+        return jnp.full_like(kept, amount)
+    pieces = jnp.size(kept)
+    each = (amount + jnp.arange(pieces)[::-1]) // pieces
+    return each.astype(kept.dtype)
 
 
 def _quiet(params: Any) -> Any:

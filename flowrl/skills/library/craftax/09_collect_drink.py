@@ -1,10 +1,8 @@
-"""Drink water."""
+"""Drink of water or of a fountain."""
 
 name = "Collect Drink"
-requirements = {}
-consumption = {}
 gain = {"drank": "1"}
-floors = [0, 2, 3, 5, 7]
+floors = [0, 1, 2, 3, 4, 5, 7]
 
 
 def task_is_done(achievements):
@@ -12,7 +10,8 @@ def task_is_done(achievements):
 
 
 def task_reward(achievements_diff, closest_blocks, closest_blocks_prev):
-    water_before = jnp.sum(jnp.abs(closest_blocks_prev[BlockType.WATER.value, :, 0]))
-    water_now = jnp.sum(jnp.abs(closest_blocks[BlockType.WATER.value, :, 0]))
-    closer = jnp.minimum(water_before, 8) - jnp.minimum(water_now, 8)
+    water = jnp.array([BlockType.WATER.value, BlockType.FOUNTAIN.value])
+    before = jnp.sum(jnp.abs(closest_blocks_prev[water, :, 0]), axis=1).min()
+    now = jnp.sum(jnp.abs(closest_blocks[water, :, 0]), axis=1).min()
+    closer = jnp.minimum(before, 8) - jnp.minimum(now, 8)
     return 1.0 * achievements_diff[Achievement.COLLECT_DRINK.value] + 0.05 * closer

@@ -3,12 +3,13 @@
 name = "Enchant Sword"
 requirements = {"sword": "1"}
 consumption = {"sapphire": "1"}
-gain = {"enchanted_sword": "1"}
+gain = {"ice_sword": "1"}
 floors = [3]
+max_steps = 600  # nine mana come back in 280 timesteps
 
 
 def task_is_done(sword_enchantment):
-    return sword_enchantment > 0
+    return sword_enchantment == 2
 
 
 def task_reward(sword_enchantment_diff, closest_blocks, closest_blocks_prev, damage_dealt):

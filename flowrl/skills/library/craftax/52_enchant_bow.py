@@ -1,0 +1,19 @@
+"""Enchant the bow at the fire table of the vault; it takes a ruby and nine mana."""
+
+name = "Enchant Bow"
+requirements = {"bow": "1"}
+consumption = {"ruby": "1"}
+gain = {"enchanted_bow": "1"}
+floors = [4]
+max_steps = 600  # nine mana come back in 280 timesteps
+
+
+def task_is_done(bow_enchantment):
+    return bow_enchantment > 0
+
+
+def task_reward(bow_enchantment_diff, closest_blocks, closest_blocks_prev, damage_dealt):
+    table_before = jnp.abs(closest_blocks_prev[BlockType.ENCHANTMENT_TABLE_FIRE.value, :, 0]).sum()
+    table_now = jnp.abs(closest_blocks[BlockType.ENCHANTMENT_TABLE_FIRE.value, :, 0]).sum()
+    closer = jnp.minimum(table_before, 8) - jnp.minimum(table_now, 8)
+    return 1.0 * (bow_enchantment_diff > 0) + 0.05 * closer + 0.1 * damage_dealt

@@ -1,0 +1,19 @@
+"""Find a gnome archer in the mines and defeat it."""
+
+name = "Defeat Gnome Archer"
+requirements = {"sword": "1"}
+gain = {"defeated_gnome_archer": "1"}
+floors = [2]
+
+
+def task_is_done(achievements):
+    return achievements[Achievement.DEFEAT_GNOME_ARCHER.value] > 0
+
+
+def task_reward(achievements_diff, closest_mobs, closest_mobs_prev, damage_dealt):
+    before = jnp.sum(jnp.abs(closest_mobs_prev[MobType.RANGED.value, 1]))
+    now = jnp.sum(jnp.abs(closest_mobs[MobType.RANGED.value, 1]))
+    closer = jnp.minimum(before, 8) - jnp.minimum(now, 8)
+    reached = achievements_diff[Achievement.DEFEAT_GNOME_ARCHER.value]
+    # The mob that is gone because of it was not lost sight of.
+    return jnp.where(reached > 0, 1.0, 0.1 * closer + 0.1 * damage_dealt)
