@@ -19,7 +19,7 @@ from flowrl.storage import records
 
 @dataclass(frozen=True, kw_only=True)
 class FactsCommand:
-    """Show the rules of a game: what each action needs, uses and yields.
+    """Show a game's rules: what each action needs, uses and yields.
 
     Examples:
       flowrl facts Craftax-Symbolic-v1

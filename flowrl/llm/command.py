@@ -55,7 +55,7 @@ class BudgetUsedUpError(FlowrlError):
 
 @dataclass(frozen=True, kw_only=True)
 class WriteCommand(ReportCommand):
-    """Let a language model write a skill; checks decide whether it is admitted.
+    """Let a language model write a skill that checks must admit.
 
     Examples:
       flowrl write exp/demo "Collect a sapling" --base_url http://localhost:8000/v1 --model qwen3
