@@ -1,4 +1,4 @@
-"""Facts of a game, kept below the digest of all code that they come from."""
+"""Facts of a game, kept below a digest of all code they come from; alone: two commands ask."""
 
 from __future__ import annotations
 

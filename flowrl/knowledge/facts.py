@@ -1,4 +1,4 @@
-"""Facts of a game as plain data."""
+"""Facts of a game as plain data; alone, because probing, pages and remarks share it."""
 
 from __future__ import annotations
 
