@@ -115,8 +115,6 @@ _INSTEAD = {
 }
 _HEAD = """flowrl trains a graph of skills in parallel and merges them into one agent.
   flowrl train exp/demo --target_skill "Make Wood Pickaxe" --total_timesteps 5M
-  flowrl status exp/demo --watch
-
 Leave GRAPH out where FLOWRL_GRAPH is set. flowrl COMMAND --help says more.
 
 """

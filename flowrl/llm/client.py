@@ -3,8 +3,7 @@
 Nothing is sent unless an endpoint was given by name, and redirects are not followed. The key comes
 from the environment alone. A client's own time limit is for each read, so an endpoint that drips a
 byte now and then holds it for ever; here a call ends at its deadline, and an answer is plain bytes
-of bounded size. An answer is read without trust, and may hold
-the key: callers redact it.
+of bounded size. An answer is read without trust, and may hold the key: callers redact it.
 """
 
 from __future__ import annotations

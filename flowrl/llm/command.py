@@ -19,7 +19,15 @@ from flowrl.errors import EXIT_BUDGET, ConfigError, FileRefusedError, FlowrlErro
 from flowrl.games.base import find_game
 from flowrl.launchers.sandbox import confinement
 from flowrl.llm.context import context_of
-from flowrl.llm.exchange import MALFORMED, Budget, Completion, Cost, EndpointError, Message
+from flowrl.llm.exchange import (
+    MALFORMED,
+    Budget,
+    Completion,
+    Cost,
+    EndpointError,
+    Message,
+    tokens_of,
+)
 from flowrl.llm.transcript import (
     Accepted,
     Answered,
@@ -220,7 +228,7 @@ class WriteCommand(ReportCommand):
 
     def _used_up(self, budget: Budget, messages: Sequence[Message]) -> str:
         """Return which part of the budget a question would exceed, "" for none."""
-        tokens = sum(len(each["content"]) for each in messages) / 4
+        tokens = sum(tokens_of(each["content"]) for each in messages)
         after = budget.spent + Cost(1, tokens, 0)
         parts = (("calls", "--llm_calls"), ("tokens", "--llm_tokens"), ("seconds", "--llm_seconds"))
         for part, flag in parts:

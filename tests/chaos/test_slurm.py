@@ -23,7 +23,6 @@ from tests.waiting import limit
 pytestmark = [
     pytest.mark.skipif(bool(missing()), reason=missing()),
     pytest.mark.xdist_group("slurm"),
-    pytest.mark.timeout(3600),  # each graph has a limit, and says what it waits for
 ]
 SKILLS = 6
 FAULTS = ("scheduler", "scheduler", "runner", "trainer", "runner and trainer", "node", "controller")
@@ -38,27 +37,40 @@ class SlurmPlace(ChaosPlace):
 
 
 @pytest.mark.parametrize(
-    ("kills", "seed"),
-    [pytest.param(2, 0, id="small"), pytest.param(100, 1, id="long", marks=pytest.mark.slow)],
+    ("kills", "seed", "seconds"),
+    [
+        pytest.param(2, 0, 240.0, id="small"),  # less than a test may take
+        pytest.param(
+            *(100, 1, limit(600)),
+            id="long",
+            marks=[pytest.mark.slow, pytest.mark.timeout(3600)],
+        ),
+    ],
 )
-def test_every_result_is_merged_once_whatever_is_killed(tmp_path, kills, seed, record_property):
+def test_every_result_is_merged_once_whatever_is_killed(
+    tmp_path, kills, seed, seconds, record_property
+):
     chance, made, rounds = random.Random(seed), 0, 0
     while made < kills:
         folder = tmp_path / f"round{rounds}"
         with cluster(folder / "slurm") as machines:
-            made += one_round(folder / "place", machines, chance, least=kills - made)
+            made += one_round(
+                folder / "place", machines, chance, least=kills - made, seconds=seconds
+            )
         rounds += 1
     record_property("kills", made)
     print(f"{made} kills in {rounds} graphs")
 
 
-def one_round(folder: Path, machines: Cluster, chance: random.Random, *, least: int) -> int:
-    """Train a graph to its end while parts are killed; returns how many were."""
+def one_round(
+    folder: Path, machines: Cluster, chance: random.Random, *, least: int, seconds: float
+) -> int:
+    """Train a graph to its end, in so many seconds, while parts are killed; returns how many."""
     place, made = SlurmPlace(folder), 0
     orders = {skill: {"seconds": chance.uniform(0.5, 4.0)} for skill in (WOOD, TABLE)}
     place.order(orders)
     daemon = place.start()
-    until = time.monotonic() + limit(240)
+    until = time.monotonic() + seconds
     try:
         while (code := daemon.poll()) is None or made < min(least, 2):
             assert time.monotonic() < until, place.statuses()
