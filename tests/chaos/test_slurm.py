@@ -32,7 +32,6 @@ class SlurmPlace(ChaosPlace):
     flags = (
         *("--launcher=slurm", "--sandbox=none", "--shared_folder", f"--max_nodes={SKILLS}"),
         *("--retry_backoff=0.05", "--scheduler_poll_interval=0.5", "--max_retries=50"),
-        "--lost_after=30",  # Slurm takes a node for lost when a busy machine answers late
     )
 
 

@@ -8,6 +8,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,7 +27,7 @@ CredType=cred/munge
 SlurmctldPort={port}
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd.%n.pid
-SlurmdSpoolDir={folder}/spool.%n
+SlurmdSpoolDir={spool}/%n
 StateSaveLocation={folder}/state
 SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/slurmd.%n.log
@@ -66,6 +67,7 @@ class Cluster:
     def __init__(self, folder: Path, *, nodes: int = 2) -> None:
         self.folder, self.nodes = folder, [f"n{number}" for number in range(1, nodes + 1)]
         self.conf = folder / "slurm.conf"
+        self.spool = Path(tempfile.mkdtemp(prefix="slurmd."))  # short: sockets are made in it
         self._env = {**os.environ, "SLURM_CONF": str(self.conf)}
         (folder / "munge").mkdir(parents=True)
         (folder / "state").mkdir()
@@ -78,6 +80,7 @@ class Cluster:
         own = "NodeName={} NodeHostname={} NodeAddr=127.0.0.1 Port={} CPUs=4 RealMemory=4000"
         lines = [own.format(n, host, port) for n, port in zip(self.nodes, ports[1:], strict=True)]
         facts = {"host": host, "user": "root", "folder": folder, "port": ports[0], "count": nodes}
+        facts["spool"] = self.spool
         self.conf.write_text(_CONF.format(nodes="\n".join(lines), **facts))
         (folder / "cgroup.conf").write_text("CgroupAutomount=no\n")
 
@@ -149,6 +152,7 @@ class Cluster:
                     time.sleep(0.05)
                     number = signal.SIGKILL if time.monotonic() > deadline else signal.SIGTERM
             file.unlink(missing_ok=True)
+        shutil.rmtree(self.spool, ignore_errors=True)
 
     def _run(self, *words: str) -> None:
         done = subprocess.run(

@@ -74,7 +74,9 @@ def test_its_environment_is_the_jobs_and_not_on_a_command_line(
     handle = launcher.launch(job)
     start_of(job)
     shown = machines.call("scontrol", "show", "job", handle.engine_id)
-    spooled = [path.read_bytes() for path in machines.folder.rglob("*") if path.is_file()]
+    places = (machines.folder, machines.spool)
+    paths = [path for place in places for path in place.rglob("*")]
+    spooled = [path.read_bytes() for path in paths if path.is_file()]
     launcher.stop(handle, job.folder)
     end_of(launcher, handle, job)
     assert "sk-never-seen" not in shown
