@@ -365,6 +365,8 @@ class LaunchConfig(Configuration):
     slurm_args: Annotated[tuple[str, ...], Needs(launcher="slurm")] = ()
     """Options of sbatch for every run, without dashes, e.g. --slurm_args partition=gpu gres=gpu:1
     time=8:00:00."""
+    nodes_per_run: Annotated[Count, Needs(launcher="slurm")] = 1
+    """Nodes that train one run together, with a process on each; needs --sandbox none."""
     ray_address: Annotated[str, Needs(launcher="ray")] = "http://127.0.0.1:8265"
     """The job server of the Ray cluster: its dashboard's address."""
     ray_resources: Annotated[tuple[str, ...], Needs(launcher="ray")] = ()

@@ -75,9 +75,10 @@ class Bench:
         return self.backend(*words).prepare(RunRequest(skill=WOOD, expert=0, attempt=1, **facts))
 
     def scheduler(self, *words: str) -> SkillScheduler:
-        parsed = self.parsed("--launcher=local", *words)
-        each, wanted = parsed.schedule.devices_per_run, parsed.ppo.num_devices
-        devices = start.device_slots(parsed.launch, each=each, wanted=wanted)
+        launcher = () if "--launcher=slurm" in words else ("--launcher=local",)
+        parsed = self.parsed(*launcher, *words)
+        each = parsed.schedule.devices_per_run
+        devices = start.device_slots(parsed.launch, parsed.ppo, each=each)
         return start.open_scheduler(
             self.graph_paths, parsed.schedule, parsed.launch, devices=devices
         )
@@ -506,6 +507,23 @@ def slurm_args(bench):
         start.open_launcher(bench.parsed(*words).launch)
     with pytest.raises(ConfigError, match="--slurm_args 'wrap=id'"):
         start.open_launcher(bench.parsed("--launcher=slurm", "--slurm_args", "wrap=id").launch)
+
+
+@arrives
+def nodes_per_run(bench):
+    """Each of the nodes has a process, and what they cannot share is refused."""
+    words = ("--launcher=slurm", "--nodes_per_run=2", "--sandbox=none")
+    job = bench.job(*words)
+    assert (job.num_nodes, bench.job().num_nodes) == (2, 1)
+    assert {"--num_processes=2", "--num_devices=2"} <= {*job.argv}
+    assert "--num_devices=4" in bench.job(*words, "--num_devices=4").argv
+    for more, said in {
+        "--sandbox=auto": "--nodes_per_run 2: .* add --sandbox none",
+        "--replicas=2": "--nodes_per_run 2 and --replicas 2 exclude each other",
+        "--num_devices=3 --num_envs=96": "--num_devices 3 cannot be shared evenly",
+    }.items():
+        with pytest.raises(ConfigError, match=said):
+            bench.scheduler(*words, *more.split())
 
 
 @arrives

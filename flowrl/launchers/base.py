@@ -42,6 +42,7 @@ class Job:
     limits: Mapping[str, int] = field(default_factory=dict)  # run_memory and others, by flag
     passed: tuple[str, ...] = ()  # names of variables in `env` whose values must not be logged
     num_cpus: int = 0  # what an engine is asked for; 0 leaves it to the engine
+    num_nodes: int = 1  # of the engine's hosts, the first of which starts the job
     engine_words: tuple[str, ...] = ()  # and for what else, such as "partition=gpu"
 
 

@@ -46,7 +46,10 @@ ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
 if os.getppid() == int(sys.argv[1]):
     os.execvp(sys.argv[2], sys.argv[2:])
 """
-OF_NODE = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")  # the engine's words
+OF_NODE = (  # the engine's words; the last three lead to the other nodes of the job
+    *("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"),
+    *("SLURM_CONF", "SLURM_JOB_ID", "SLURM_JOB_NUM_NODES"),
+)
 
 
 def main(argv: list[str]) -> int:

@@ -92,7 +92,8 @@ class SlurmLauncher(EngineLauncher):
         """Submit the runner, with the log's writer at its output."""
         done = _call(
             *("sbatch", "--parsable", f"--job-name={job.name}", f"--comment={launch}"),
-            *("--output=/dev/null", "--ntasks=1", "--no-requeue"),
+            *("--output=/dev/null", "--no-requeue"),
+            *(f"--nodes={job.num_nodes}", f"--ntasks={job.num_nodes}", "--ntasks-per-node=1"),
             *(f"--chdir={job.folder.absolute()}", f"--signal=B:TERM@{_SAVE_SECONDS}"),
             *([f"--cpus-per-task={job.num_cpus}"] if job.num_cpus else []),
             *(checked_options(job.engine_words) or self._options),

@@ -67,20 +67,21 @@ def refuse_shared_folder(folder: Path, *, trust: bool) -> None:
         )
 
 
-def device_slots(launch: LaunchConfig, *, each: int, wanted: int) -> dict[str, int]:
+def device_slots(launch: LaunchConfig, ppo: PPOConfig, *, each: int) -> dict[str, int]:
     """Return the number of runs of each GPU, by its id; {} is the CPU, also without JAX's plugin.
 
-    A run has `each` GPUs and uses `wanted`; ConfigError: they are not there, or JAX cannot use
-    them.
+    A run has `each` GPUs; ConfigError: they are not there, or JAX cannot use them, or runs cannot
+    share `--nodes_per_run`.
     """
     devices: tuple[Device, ...] = ()
     if launch.launcher in ENGINES:
+        _check_nodes(launch, ppo)
         return {}  # its hosts have them, and it deals them out
     if any(map(importlib.util.find_spec, CUDA_PLUGINS)):
         devices = visible_devices(launch.gpu_ids)
     elif launch.gpu_ids:
         raise ConfigError("--gpu_ids needs JAX for CUDA: pip install '.[cuda]' in flowrl's folder")
-    check_devices(devices, each=each, wanted=wanted)
+    check_devices(devices, each=each, wanted=ppo.num_devices)
     cpus = len(os.sched_getaffinity(0))
     if launch.cpus_per_run > cpus and not devices:
         remedy = f"choose at most {cpus}, or 0 to share them"
@@ -88,6 +89,20 @@ def device_slots(launch: LaunchConfig, *, each: int, wanted: int) -> dict[str, i
             f"--cpus_per_run {launch.cpus_per_run}: only {cpus} can be used; {remedy}"
         )
     return slots(devices, most=launch.skills_per_gpu, memory_mb=launch.gpu_memory_mb)
+
+
+def _check_nodes(launch: LaunchConfig, ppo: PPOConfig) -> None:
+    """Raise ConfigError unless the nodes of a run can train it together."""
+    nodes, flag = launch.nodes_per_run, f"--nodes_per_run {launch.nodes_per_run}"
+    if nodes == 1:
+        return
+    if launch.sandbox != "none":
+        raise ConfigError(f"{flag}: confined processes have no network; add --sandbox none")
+    if ppo.replicas > 1:
+        raise ConfigError(f"{flag} and --replicas {ppo.replicas} exclude each other; leave one out")
+    if ppo.num_devices > 1 and ppo.num_devices % nodes:
+        devices = f"--num_devices {ppo.num_devices}"
+        raise ConfigError(f"{devices} cannot be shared evenly by {flag}; choose a multiple")
 
 
 def open_scheduler(

@@ -161,8 +161,8 @@ def _open(graph_paths: GraphPaths, config: BottomUpConfig) -> OpenedGraph:
     merge_rule(config.graph)  # refused now, or never
     refuse_lost(ExpertStore(graph_paths))  # else completed skills would count without an expert
     sandbox.child_env(("0",), passed=config.launch.pass_env)
-    each, wanted = config.schedule.devices_per_run, config.ppo.num_devices
-    devices = device_slots(config.launch, each=each, wanted=wanted)
+    each = config.schedule.devices_per_run
+    devices = device_slots(config.launch, config.ppo, each=each)
     sources = SkillSources(graph_paths)
     graph = open_graph(config, sources)
     if (given := str(graph_paths.root)) in graph.skills and not graph_paths.root.exists():

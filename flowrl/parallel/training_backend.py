@@ -207,6 +207,7 @@ class TrainingBackend:
             results=(prepared.run_paths.result_json.name,),
             cpus=() if request.devices else self._cpus(prepared.run_folder),
             num_cpus=self._of(request.skill).launch.cpus_per_run,
+            num_nodes=self._config.launch.nodes_per_run,
             engine_words=self._of(request.skill).launch.slurm_args,
             sandbox=self.confinement.around(
                 RunPaths(prepared.run_folder.resolve(), prepared.run.expert),
@@ -239,6 +240,8 @@ class TrainingBackend:
         """The devices and threads that this launch gives to a run; run.json says all else."""
         number = len(request.devices) or self._config.ppo.num_devices
         words = (f"--num_devices={number}",)
+        if (nodes := self._config.launch.nodes_per_run) > 1:
+            words = (f"--num_devices={max(number, nodes)}", f"--num_processes={nodes}")
         if config.acting_threads is not None or env.get("JAX_PLATFORMS") != "cpu":
             return words
         free = len(os.sched_getaffinity(0)) // self._side_by_side

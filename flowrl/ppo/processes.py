@@ -11,6 +11,7 @@ import ctypes
 import hashlib
 import logging
 import os
+import re
 import signal
 import socket
 import sys
@@ -38,7 +39,9 @@ logger = logging.getLogger(__name__)
 PROGRAM = ("-m", "flowrl.ppo_flow")
 _START_SECONDS = 300
 _GRACE_SECONDS = 3
+_SIGNALLED = 128  # and more: srun's exit codes for a process that a signal has killed
 _LOOPBACK = "127.0.0.1"
+_OF_PROCESSES = re.compile(r"PATH|HOME|USER|LANG|TZ|TMPDIR|(XDG|JAX|XLA|NCCL|FLOWRL|PYTHON|LD)\w+")
 _LIBC = ctypes.CDLL(None)
 
 
@@ -60,8 +63,9 @@ def connected(config: TrainConfig, stop: Callable[[], int | None]) -> Iterator[T
     others: list[Child] = []
     config = replace(config, ppo=config.ppo_of_all())
     if config.coordinator is None:
-        config = replace(config, coordinator=f"{_LOOPBACK}:{_free_port()}", process_id=0)
-        others = [_start(replace(config, process_id=i)) for i in range(1, config.num_processes)]
+        start, host = _starter(config)
+        config = replace(config, coordinator=f"{host}:{_free_port(host)}", process_id=0)
+        others = [start(replace(config, process_id=i)) for i in range(1, config.num_processes)]
     try:
         _connect(config, others, stop)
         yield config
@@ -169,19 +173,37 @@ def _is_loopback(address: str) -> bool:
     return host == "localhost"
 
 
+def _starter(config: TrainConfig) -> tuple[Callable[[TrainConfig], Child], str]:
+    """Return how another process of the run is started, and this host's name to it.
+
+    In a job of Slurm with a node for each process it is on that node, else on this machine.
+    """
+    if os.environ.get("SLURM_JOB_NUM_NODES") == str(config.num_processes):
+        return _start_on_node, socket.gethostname()
+    return _start, _LOOPBACK
+
+
 def _start(config: TrainConfig) -> Child:
-    """Start another process of the run; JAX has no threads yet."""
+    """Start another process of the run here; JAX has no threads yet."""
     return child.start((sys.executable, *PROGRAM, *config.command_line))
+
+
+def _start_on_node(config: TrainConfig) -> Child:
+    """Start another process of the run on the job's node of its number; its secrets stay here."""
+    names = ",".join(filter(_OF_PROCESSES.fullmatch, os.environ))
+    step = ("srun", "--nodes=1", "--ntasks=1", f"--relative={config.process_id}", "--overlap")
+    words = (*step, "--input=none", "--quiet", f"--export={names}", sys.executable, *PROGRAM)
+    return child.start((*words, *config.command_line))
 
 
 def _exit_code(others: Sequence[Child]) -> int:
     """The exit code of a process that failed by itself, else 85; all have ended then."""
     child.end(others, grace_seconds=_GRACE_SECONDS)
     code = max((other.returncode for other in others), default=0)
-    return code if code > 0 else EXIT_RESUMABLE
+    return code if 0 < code < _SIGNALLED else EXIT_RESUMABLE
 
 
-def _free_port() -> int:
+def _free_port(host: str) -> int:
     with socket.socket() as listener:
-        listener.bind((_LOOPBACK, 0))
+        listener.bind((host, 0))
         return int(listener.getsockname()[1])

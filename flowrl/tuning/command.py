@@ -69,8 +69,8 @@ def run_sweep(config: SweepConfig) -> int:
         raise ConfigError(f"{sweep_paths.root} is no sweep yet; name its --skill")
     training = training_config(config, graph_paths, known)
     check_graph_record(graph_paths, training.ppo)
-    each, wanted = config.schedule.devices_per_run, training.ppo.num_devices
-    devices = device_slots(config.launch, each=each, wanted=wanted)
+    each = config.schedule.devices_per_run
+    devices = device_slots(config.launch, training.ppo, each=each)
     sources = SkillSources(graph_paths)
     graph = open_graph(training, sources)
     sweep = known or Sweep(sweep_paths, new_record(config, training, graph_paths, graph))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -11,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from flowrl.experts.store import ExpertStore
@@ -112,6 +114,32 @@ def test_a_skill_asks_slurm_for_what_its_table_says(machines, tmp_path):
     asked = [job[1:] for run in merged for job in jobs if job[0].startswith(f"{run}.")]
     assert [words[:2] for words in asked] == [["high", "2"], ["low", "1"]]
     assert asked[0][2] == "9:00"
+
+
+def test_a_run_over_two_nodes_goes_on_once_a_process_on_the_second_is_lost(machines, tmp_path):
+    env = {**os.environ, "PYTHONPATH": installed(tmp_path), "KEY": "7f3a"}
+    words = ("--launcher=slurm", "--nodes_per_run=2", "--sandbox=none", "--pass_env=KEY")
+    daemon = train(tmp_path, "graph", *words, "--target_skill=Pick Berry", env=env)
+    second = until(of_second_node)
+    assert "KEY" not in second.environ(), "it went through Slurm"
+    assert machines.call("squeue", "--noheader", "--format=%D").split() == ["2"]
+    second.kill()
+    _, said = daemon.communicate()
+    assert daemon.returncode == 0, said
+    rows = [json.loads(line) for line in GraphPaths(tmp_path / "graph").events.open()]
+    assert [row["status"] for row in rows].count("running") == 2, "it was started again"
+    assert {row["attempt"] for row in rows} == {1}, "nothing is charged"
+    assert list(experts(tmp_path / "graph")) == ["Pick Berry"]
+
+
+def of_second_node() -> psutil.Process | None:
+    """Return the trainer's second process, which a node has started."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            line = process.cmdline()
+            if "--process_id=1" in line and line[0] == sys.executable:
+                return process
+    return None
 
 
 def test_status_tells_what_a_queued_run_waits_for_and_attach_what_shows_it(machines, tmp_path):
