@@ -319,7 +319,7 @@ class ScheduleConfig(AttemptConfig):
     success changed most lately. Priorities that a user gave are replaced."""
     min_success_rate: Share = 0.01
     """A run that spent its steps with less success than this counts as a failed attempt."""
-    needs_success_rate: Share = 0.5
+    needs_success_rate: Share = 0.25
     """A skill starts only when each skill that it needs succeeds at least this often; else it is
     blocked until `flowrl train-more` has helped."""
     skill_timesteps_budget: Frames | None = None
