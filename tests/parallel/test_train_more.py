@@ -156,12 +156,12 @@ def test_a_skill_starts_only_on_needs_of_enough_success(tmp_path, monkeypatch, c
     found = row(place, capsys, TABLE)
     assert (found["status"], found["waits_for"]) == ("blocked", [WOOD])
     remedy = f"flowrl train-more {place.graph_paths.root} 'Collect Wood'"
-    assert found["why"] == f"Collect Wood has 6.0% of 50.0%; {remedy}"
-    place.order({WOOD: {"success_rate": 0.4}})
+    assert found["why"] == f"Collect Wood has 6.0% of 25.0%; {remedy}"
+    place.order({WOOD: {"success_rate": 0.2}})
     ask_for_more(place)
     assert train(place, target=TABLE) == 1
-    assert row(place, capsys, TABLE)["why"].startswith("Collect Wood has 40.0% of 50.0%")
-    assert train(place, "--needs_success_rate=0.4", target=TABLE) == 0
+    assert row(place, capsys, TABLE)["why"].startswith("Collect Wood has 20.0% of 25.0%")
+    assert train(place, "--needs_success_rate=0.2", target=TABLE) == 0
     assert place.launches() == [WOOD, WOOD, TABLE]
     assert train(place, target=TABLE) == 0, "what is completed stays"
 
