@@ -2,8 +2,9 @@
 
 The same graph is trained once under each launcher, with the same seed and one skill at a time, in
 folders below `--folder`. Two skills at a time merge in the order in which they end, which is a
-matter of time. Slurm and Ray are started on this machine. Printed is the content digest of every
-expert, and the exit code is 1 where two differ.
+matter of time. The shards of the environments are as many everywhere: else there are as many as a
+run has CPUs, and they decide which worlds are drawn. Slurm and Ray are started on this machine.
+Printed is the content digest of every expert, and the exit code is 1 where two differ.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def trained(folder: Path, launcher: str, skills: int) -> dict[int, str]:
             (
                 *(sys.executable, "-m", "flowrl", "train", str(graph), f"--launcher={launcher}"),
                 *("--seed=3", f"--max_nodes={skills}", "--max_parallel_skills=1"),
-                *("--total_timesteps=1e6", "--success_state_rate=0.9", *flags),
+                *("--total_timesteps=1e6", "--success_state_rate=0.9", "--env_shards=2", *flags),
             ),
             check=True,
         )
