@@ -97,7 +97,7 @@ class SlurmLauncher(EngineLauncher):
             *(f"--chdir={job.folder.absolute()}", f"--signal=B:TERM@{_SAVE_SECONDS}"),
             *([f"--cpus-per-task={job.num_cpus}"] if job.num_cpus else []),
             *(checked_options(job.engine_words) or self._options),
-            script=runner_line(job, launch),
+            script=runner_line(job),
         )
         if done.returncode:
             raise LaunchError(f"Slurm refuses {job.name}: {_reason(done)}")

@@ -15,7 +15,6 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -286,15 +285,14 @@ def _environment() -> dict[str, str]:
 
 def _options(job: Job, target: str) -> list[str]:
     """Commands chained to the one that starts the runner: a later call would miss a fast exit."""
-    words = [sys.executable, "-I", "-S", str(LOG_WRITER)]
-    # It runs in the server's folder, and tmux expands times and formats before the shell.
-    log = "exec " + shlex.join([*words, str((job.folder / job.log).absolute())])
+    log = "exec " + shlex.join(run_status.log_words(job))
+    log = log.replace("%", "%%").replace("#", "##")  # times and formats, which tmux expands
     return [
         *(";", "set-option", "-p", "-t", target, RUN_OPTION, job.run_id),
         *(";", "set-option", "-p", "-t", target, _FOLDER_OPTION, _quoted(job.folder)),
         *(";", "set-option", "-p", "-t", target, "remain-on-exit", "failed"),
         *(";", "set-option", "-t", target, "destroy-unattached", "off"),
-        *(";", "pipe-pane", "-t", target, log.replace("%", "%%").replace("#", "##")),
+        *(";", "pipe-pane", "-t", target, log),
     ]
 
 
