@@ -1,4 +1,4 @@
-"""The environment that a trainer needs: one that walks a plan of tasks.
+"""The steps of environments that walk a plan of tasks, and the counts of what came of them.
 
 An episode starts in a fresh world at task 0. The expert of task k acts until the task is done,
 then task k + 1 begins in the same world; the last task's success, the player's death or a task's
@@ -15,13 +15,10 @@ bootstrap at the time limit can tell it by `truncated`.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-
-from flowrl.games.base import ObservationSize
-from flowrl.program_cache import Device
 
 REWARD_LIMIT = 1e4  # of a timestep's reward, either way; what is beyond is clipped
 
@@ -96,65 +93,3 @@ def claims_of(counts: Any) -> Any:
 def is_clipped(reward: jax.Array) -> jax.Array:
     """bool: whether a reward, of any shape, is at the limit."""
     return jnp.abs(reward) >= REWARD_LIMIT
-
-
-class WalkingEnv(Protocol):
-    """A batch of environments that walk one plan; its methods are pure and can be jitted.
-
-    `state` is a pytree whose leaves have a leading axis: B, or the number of pooled worlds.
-    Its shapes and dtypes never change, so a jitted step compiles once. B is a static argument
-    of `reset`, and `step` reads it off the actions.
-    """
-
-    @property
-    def observation_size(self) -> ObservationSize:
-        """Length of one observation, or rows, columns and channels."""
-        ...
-
-    @property
-    def num_actions(self) -> int:
-        """Actions are 0 … num_actions - 1."""
-        ...
-
-    @property
-    def num_experts(self) -> int:
-        """Experts of the run; local indices are 0 … num_experts - 1."""
-        ...
-
-    @property
-    def num_tasks(self) -> int:
-        """Length of the plan; `task_success` may have more columns, which say nothing."""
-        ...
-
-    def on(self, device: Device) -> WalkingEnv:
-        """The same environments, for states that lie on this device."""
-        ...
-
-    def like(self, num_envs: int) -> tuple[Any, Any]:
-        """Shapes and types of what `reset` returns, as `step` takes them."""
-        ...
-
-    def reset(self, key: jax.Array, num_envs: int) -> tuple[jax.Array, Any]:
-        """First observations f32[B, observation_size] and state of B = num_envs episodes."""
-        ...
-
-    def step(
-        self, key: jax.Array, state: Any, actions: jax.Array
-    ) -> tuple[jax.Array, Any, StepOutput]:
-        """Take int32[B] actions: observations f32[B, observation_size], state, output."""
-        ...
-
-    def current_expert(self, state: Any) -> jax.Array:
-        """int32[B]: local index of the expert that acts next in each environment."""
-        ...
-
-    def potential(self, state: Any) -> jax.Array:
-        """f32[B]: potentials of the states, for shaping; 0 after a boundary."""
-        ...
-
-    def restock(self, key: jax.Array, state: Any) -> Any:
-        """Get ready for the next steps, between two compiled ones; gives `state` up.
-
-        Called after every rollout, with a key of its own.
-        """
-        ...

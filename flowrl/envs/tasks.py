@@ -130,7 +130,7 @@ def make_env(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SkillEnv:
-    """One environment that walks a plan; `BatchedEnv` makes a `WalkingEnv` of it.
+    """One environment that walks a plan; `BatchedEnv` has many of it.
 
     The plan moves on by at most one task per step, so that every task has a step in which its
     expert acts, earns its bonus and is counted: a task that is already done when it begins

@@ -42,7 +42,10 @@ class BatchedState(NamedTuple):
 
 
 class BatchedEnv:
-    """A `WalkingEnv`: B copies of a SkillEnv, and a store of S worlds that is filled by `reset`.
+    """B copies of a SkillEnv, and a store of S worlds that is filled by `reset`.
+
+    Its methods are pure and can be jitted, but for `reset` and `restock`. The shapes and types of
+    a state never change; `step` reads B off the actions.
 
     With `stock` worlds every episode has a world of its own: `step` takes the next one and
     `restock` replaces those that were taken, by a program of its own, the same for every plan.

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from flowrl.config import PPOConfig
-from flowrl.envs.base import WalkingEnv
+from flowrl.envs.vector import BatchedEnv
 from flowrl.errors import TrainingError
 from flowrl.networks.grouped import Packed
 from flowrl.ppo.loss import Hyperparameters
@@ -88,7 +88,7 @@ def settled(config: PPOConfig, frames: np.ndarray) -> np.ndarray:
 
 
 def start(
-    env: WalkingEnv, config: PPOConfig, programs: Programs, *, train: TrainState, key: jax.Array
+    env: BatchedEnv, config: PPOConfig, programs: Programs, *, train: TrainState, key: jax.Array
 ) -> Learner:
     """A learner in fresh environments; `train` has leaves `[E, …]`."""
     placement, keys = programs.placement, programs.shard_keys(key)
@@ -102,7 +102,7 @@ def start(
 
 
 def train(  # noqa: PLR0913
-    env: WalkingEnv,
+    env: BatchedEnv,
     config: PPOConfig,
     programs: Programs,
     *,
@@ -167,7 +167,7 @@ def _record(episodes: EpisodeLog, stats: Stats, num_tasks: int) -> tuple[np.ndar
 
 
 def _updates(  # noqa: PLR0913
-    env: WalkingEnv,
+    env: BatchedEnv,
     config: PPOConfig,
     programs: Programs,
     *,
@@ -203,7 +203,7 @@ def _updates(  # noqa: PLR0913
 
 
 def update(
-    env: WalkingEnv,
+    env: BatchedEnv,
     programs: Programs,
     learner: Learner,
     hyper: Hyperparameters,

@@ -15,7 +15,7 @@ import numpy as np
 
 from flowrl import storage
 from flowrl.config import PPOConfig, num_shards
-from flowrl.envs.base import WalkingEnv, claims_of
+from flowrl.envs.base import claims_of
 from flowrl.envs.skill_module import TaskModule, open_module
 from flowrl.envs.tasks import SkillEnv, check_gains, make_env, step_ends
 from flowrl.envs.vector import BatchedEnv
@@ -87,7 +87,7 @@ class Opened(NamedTuple):
     config: TrainConfig
     module: TaskModule
     assignment: Assignment
-    env: WalkingEnv
+    env: BatchedEnv
     programs: Programs
 
 
@@ -183,7 +183,7 @@ def walk_of(config: PPOConfig, module: TaskModule) -> SkillEnv:
     )
 
 
-def open_env(config: PPOConfig, module: TaskModule) -> tuple[WalkingEnv, Programs]:
+def open_env(config: PPOConfig, module: TaskModule) -> tuple[BatchedEnv, Programs]:
     """The environments that walk the module's plan, and the trainer's programs for them."""
     walk = walk_of(config, module)
     shards, size = num_shards(config), shard_size(config)
