@@ -31,34 +31,20 @@ class StepOutput(NamedTuple):
     tried in an episode when k == 0 or task k - 1 was completed in it.
     """
 
-    reward: jax.Array
-    """f32[B]: reward of the task in which the action was taken, with its success bonus, clipped."""
-    done: jax.Array
-    """bool[B]: the episode ended with this step (last success, death or time limit)."""
-    boundary: jax.Array
-    """bool[B]: `done`, or the task was completed: cut returns after this step."""
-    truncated: jax.Array
-    """bool[B]: the time limit alone ended the episode; implies `done`."""
-    task: jax.Array
-    """int32[B]: index into the plan of the task in which the action was taken."""
-    expert: jax.Array
-    """int32[B]: local index of the expert that acted."""
-    next_expert: jax.Array
-    """int32[B]: local index of the expert that acts next, in the new episode after `done`."""
-    task_success: jax.Array
-    """bool[B, num_tasks or more]: tasks completed in this episode so far, this step included."""
-    lied: jax.Array
-    """bool[B]: the task was completed, and the inventory lacks what its skill gains."""
-    explored: jax.Array
-    """bool[B]: the player came into a cell of the world in which it was not in this task."""
-    kept: jax.Array
-    """bool[B, K]: what later tasks need is there: items, then facts; also where none is needed."""
-    cause: jax.Array
-    """bool[B, C]: which of the game's causes it is, if the player died."""
-    episode_length: jax.Array
-    """int32[B]: steps of this episode so far, this one included."""
-    episode_return: jax.Array
-    """f32[B]: undiscounted sum of this episode's rewards so far, this one included."""
+    reward: jax.Array  # f32[B]: of the task in which the action was taken, with its bonus, clipped
+    done: jax.Array  # bool[B]: the episode ended with this step (last success, death or time limit)
+    boundary: jax.Array  # bool[B]: `done`, or the task was completed: cut returns after this step
+    truncated: jax.Array  # bool[B]: the time limit alone ended the episode; implies `done`
+    task: jax.Array  # int32[B]: index into the plan of the task in which the action was taken
+    expert: jax.Array  # int32[B]: local index of the expert that acted
+    next_expert: jax.Array  # int32[B]: the one that acts next, in the new episode after `done`
+    task_success: jax.Array  # bool[B, num_tasks or more]: tasks completed so far in this episode
+    lied: jax.Array  # bool[B]: the task was completed, and the inventory lacks what its skill gains
+    explored: jax.Array  # bool[B]: the player came into a cell in which it was not in this task
+    kept: jax.Array  # bool[B, K]: items, then facts: it is there, or no later task needs it
+    cause: jax.Array  # bool[B, C]: which of the game's causes it is, if the player died
+    episode_length: jax.Array  # int32[B]: steps of this episode so far, this one included
+    episode_return: jax.Array  # f32[B]: undiscounted sum of this episode's rewards so far
 
 
 COUNTS = ("begun", "done", "lied", "died", "cut", "timesteps")  # of each task

@@ -51,50 +51,30 @@ _LACK_SCALE = 0.1  # as Craftax scales an inventory
 class Plan(NamedTuple):
     """A plan as arrays, int32[columns]; rows beyond `last` have no meaning and are not reached."""
 
-    functions: Any
-    """Index into the environment's success functions."""
-    count: Any
-    """n"""
-    limit: Any
-    """Most environment steps."""
-    expert: Any
-    """Local index of the expert that acts."""
-    last: Any
-    """int32[]: the plan's last step."""
-    gains: Any
-    """int32[columns, items]: the least that the inventory holds when a step is done."""
-    keeps: Any
-    """int32[columns, items]: how much of each item later steps need after a step."""
-    facts: Any
-    """bool[columns, functions]: of which functions the done-condition must hold after a step."""
-    bound: Any
-    """bool[]: a step is done only while all that later steps need is kept."""
+    functions: Any  # index into the environment's success functions
+    count: Any  # n
+    limit: Any  # most environment steps
+    expert: Any  # local index of the expert that acts
+    last: Any  # int32[]: the plan's last step
+    gains: Any  # int32[columns, items]: the least that the inventory holds when a step is done
+    keeps: Any  # int32[columns, items]: how much of each item later steps need after a step
+    facts: Any  # bool[columns, functions]: whose done-conditions must hold after a step
+    bound: Any  # bool[]: a step is done only while all that later steps need is kept
 
 
 class WalkState(NamedTuple):
     """One episode: the world, the plan, and how far it has come in it."""
 
-    world: Any
-    """As the game's engine makes it."""
-    plan: Plan
-    """The same in every episode; here, so that one compiled program walks any plan."""
-    task: jax.Array
-    """int32: index of the plan's step under way."""
-    success: jax.Array
-    """bool[columns]: steps completed in this episode."""
-    length: jax.Array
-    """int32: environment steps of this episode."""
-    task_length: jax.Array
-    """int32: environment steps of the plan's step under way."""
-    total: jax.Array
-    """f32: sum of this episode's rewards."""
-    visited: jax.Array
-    """bool[rows, columns]: cells of the world where the player was in this step; of a game without
-    cells, or without sight, no cells."""
-    seen: jax.Array
-    """int32[lasting channels, 2]: where the map's channels were seen last; without sight, none."""
-    potential: jax.Array
-    """f32: of this state, as the reward of the plan's step says; 0 where the step begins."""
+    world: Any  # as the game's engine makes it
+    plan: Plan  # the same in every episode; here, so that one compiled program walks any plan
+    task: jax.Array  # int32: index of the plan's step under way
+    success: jax.Array  # bool[columns]: steps completed in this episode
+    length: jax.Array  # int32: environment steps of this episode
+    task_length: jax.Array  # int32: environment steps of the plan's step under way
+    total: jax.Array  # f32: sum of this episode's rewards
+    visited: jax.Array  # bool[rows, columns]: where the player was in this step, or no cells
+    seen: jax.Array  # int32[lasting, 2]: where channels of the map were seen last, or none
+    potential: jax.Array  # f32: of this state, by the reward of the step; 0 where the step begins
 
 
 def make_env(

@@ -25,19 +25,15 @@ BATCH = 8  # worlds generated at once: fewer cost as much, more are slower per w
 class Store(NamedTuple):
     """Worlds for episodes to begin in."""
 
-    worlds: Any
-    """Worlds, leaves [S, …]."""
-    used: Any
-    """int32[1]: how many of them episodes have begun in since the last `restock`."""
-    next: Any
-    """int32[1]: index of the next unused world."""
+    worlds: Any  # worlds, leaves [S, …]
+    used: Any  # int32[1]: how many of them episodes have begun in since the last `restock`
+    next: Any  # int32[1]: index of the next unused world
 
 
 class BatchedState(NamedTuple):
     """B episodes, and the worlds that resets take."""
 
-    walk: WalkState
-    """Leaves [B, …]."""
+    walk: WalkState  # leaves [B, …]
     store: Store
 
 

@@ -14,8 +14,7 @@ from flowrl.config import PPOConfig
 class Hyperparameters(NamedTuple):
     """The numbers of an update that are data, f32 scalars; no program is made anew for them."""
 
-    lr: Any
-    """f32[], or f32[E]: of each expert."""
+    lr: Any  # f32[], or f32[E]: of each expert
     gamma: Any
     gae_lambda: Any
     clip_eps: Any
