@@ -261,7 +261,7 @@ def _compare(body: Sequence[ast.stmt], frame: Sequence[str], place: str) -> None
             continue
         if expected == _DOCSTRING and ast.get_docstring(ast.Module([line], [])) is not None:
             continue
-        if ast.unparse(line) != expected and not _is_older(ast.unparse(line), expected):
+        if ast.unparse(line) != expected:
             what = f"here stands `{_short(expected)}`, not `{_short(ast.unparse(line))}`"
             raise _refusal(place, line, what)
     if len(body) < len(frame):
@@ -269,13 +269,6 @@ def _compare(body: Sequence[ast.stmt], frame: Sequence[str], place: str) -> None
     if len(body) > len(frame):
         extra = body[len(frame)]
         raise _refusal(place, extra, f"`{_short(ast.unparse(extra))}` is beyond the tasks of PLAN")
-
-
-def _is_older(line: str, expected: str) -> bool:
-    """Return whether a line imports some of the enums: the game had fewer when it was written."""
-    module, _, names = line.partition(" import ")
-    known_module, _, known = expected.partition(" import ")
-    return bool(known) and module == known_module and {*names.split(", ")} <= {*known.split(", ")}
 
 
 def _assignment(body: Sequence[ast.stmt], name: str, place: str) -> ast.Assign:
