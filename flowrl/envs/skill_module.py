@@ -85,7 +85,9 @@ class TaskModule:
     game: Game
     experts: tuple[int, ...]
     """Global indices of the run's experts, by their local index."""
+    plan: tuple[PlannedStep, ...]
     tasks: tuple[Task, ...]
+    """The steps of the plan with their functions."""
 
 
 def open_module(path: Path) -> TaskModule:
@@ -138,6 +140,7 @@ def load_module(
     return TaskModule(
         game=frame.game,
         experts=tuple(frame.experts),
+        plan=tuple(frame.plan),
         tasks=tuple(_task(frame, k, known) for k in range(len(frame.plan))),
     )
 

@@ -37,7 +37,6 @@ from flowrl.ppo.update import TrainState
 from flowrl.runs import (
     STANDALONE,
     ExpertReport,
-    PlannedStep,
     RunResult,
     TrainConfig,
     TrainingRun,
@@ -113,25 +112,13 @@ def read_assignment(config: TrainConfig, module: TaskModule) -> Assignment:
     if not (path.stem.isascii() and path.stem.isdigit() and path.suffix == ".py"):
         raise ConfigError(f"--module_path {path} must be named after its expert's index, as 2.py")
     run_paths = RunPaths(path.parent, int(path.stem))
-    plan = tuple(
-        PlannedStep(
-            skill=task.skill,
-            count=task.count,
-            expert=module.experts[task.expert_local],
-            max_steps=task.max_steps,
-            gains=task.gains,
-            keeps=task.keeps,
-            facts=task.facts,
-        )
-        for task in module.tasks
-    )
     if not run_paths.run_json.exists():
         run = TrainingRun(
             run_id=STANDALONE,
-            skill=plan[-1].skill,
+            skill=module.plan[-1].skill,
             expert=run_paths.expert,
             attempt=1,
-            plan=plan,
+            plan=module.plan,
             experts=module.experts,
             ancestors=(),
             config={},
@@ -139,7 +126,7 @@ def read_assignment(config: TrainConfig, module: TaskModule) -> Assignment:
         return Assignment(run_paths, run)
     run = runs.read_run(run_paths)
     runs.check_module(run_paths, run)
-    if (run.experts, run.plan) != (module.experts, plan):
+    if (run.experts, run.plan) != (module.experts, module.plan):
         raise FileRefusedError(
             f"{run_paths.run_json} and {run_paths.module} say different experts or plans "
             f"({run.experts} and {module.experts}); prepare the run again"

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -172,15 +172,10 @@ class Placement:
         return tree if self.mesh is None else jax.device_put(tree, device)
 
 
-class Setup(NamedTuple):
-    """A configuration with every number set, and where its shards lie."""
-
-    config: PPOConfig
-    placement: Placement
-
-
-def verify_distributed_setup(config: PPOConfig) -> Setup:
+def verify_distributed_setup(config: PPOConfig) -> PPOConfig:
     """Make sure that a run's devices are there and alike; log which shards lie on which.
+
+    Returns the configuration with every number set.
 
     Raises:
       ConfigError: there are fewer devices, or of several kinds, or environments cannot be shared.
@@ -217,7 +212,7 @@ def verify_distributed_setup(config: PPOConfig) -> Setup:
         len(placement.devices),
         "device" if len(placement.devices) == 1 else "devices",
     )
-    return Setup(config, placement)
+    return config
 
 
 def check_backend() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -66,16 +66,8 @@ def run(config: TrainConfig, stop: Callable[[], int | None]) -> int:
         opened = open_run(connected, module)
         if not jax.process_index():
             return _train(opened, stop, began=began, asked=connected)
-        ppo, (learner, counters, _) = opened.config.ppo, prepare(opened)
-        for update in train(
-            opened.env,
-            ppo,
-            opened.programs,
-            learner=learner,
-            counters=counters,
-            trained=opened.assignment.run.trained,
-            stop=stop,
-        ):
+        learner, counters, _ = prepare(opened)
+        for update in opened.updates(learner, counters, stop):
             if update.stop and not update.ended:
                 return update.stop
         return 0
@@ -90,10 +82,24 @@ class Opened(NamedTuple):
     env: BatchedEnv
     programs: Programs
 
+    def updates(
+        self, learner: Learner, counters: Counters, stop: Callable[[], int | None]
+    ) -> Iterator[UpdateReport]:
+        """Train until the run's end, as `loop.train` does."""
+        return train(
+            self.env,
+            self.config.ppo,
+            self.programs,
+            learner=learner,
+            counters=counters,
+            trained=self.assignment.run.trained,
+            stop=stop,
+        )
+
 
 def open_run(config: TrainConfig, module: TaskModule) -> Opened:
     """The run in the module's folder, on the devices that are there; programs are being made."""
-    ppo = verify_distributed_setup(config.ppo).config
+    ppo = verify_distributed_setup(config.ppo)
     config = replace(config, ppo=ppo)
     processes.meet("numbers of shards (give --env_shards)", str(ppo.env_shards))
     assignment = run_io.read_assignment(config, module)
@@ -104,7 +110,7 @@ def _train(
     opened: Opened, stop: Callable[[], int | None], *, began: float, asked: TrainConfig
 ) -> int:
     """Train as the process that writes, as was `asked`; returns the exit code."""
-    config, module, assignment, env, programs = opened
+    config, module, assignment, *_ = opened
     reporter = Reporter(assignment, config.ppo)
     try:
         learner, counters, best = prepare(opened)
@@ -120,15 +126,7 @@ def _train(
         def stop_here() -> int | None:
             return EXIT_RESUMABLE if stuck else stop()
 
-        for update in train(
-            env,
-            config.ppo,
-            programs,
-            learner=learner,
-            counters=counters,
-            trained=assignment.run.trained,
-            stop=stop_here,
-        ):
+        for update in opened.updates(learner, counters, stop_here):
             reporter.report(update)
             claims = claims + claims_of(update.counts)
             check_gains(module.tasks, claims, ended=update.ended)
