@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Collection
 from pathlib import Path
@@ -45,7 +46,7 @@ class Launcher(ABC):
         lease = {}
         if self.engine or self.shared_folder:
             claims.remove_claim(job.folder)
-            launch = claims.new_launch(job.run_id)
+            launch = f"{job.run_id}.{secrets.token_hex(4)}"  # no other launch has it
             lease = {"launch": launch, "lost_after": self.lost_after, "engine": self.engine}
         run_status.prepare(job, grace_seconds=self.grace_seconds, **lease)
         if lease:
