@@ -241,13 +241,9 @@ class SkillEnv:
         visited, explored = self._visit(state.visited, world)
         anew, _ = self._visit(jnp.zeros_like(visited), world)
         walked = walked._replace(visited=jnp.where(completed, anew, visited))
-        cause, causes = self._cause(step), jnp.arange(len(self.game.causes))
-        output = output._replace(lied=lied, explored=explored, kept=kept, cause=causes == cause)
-        return walked, output
-
-    def _cause(self, step: WorldStep) -> jax.Array:
-        """int32[]: what the player died of, if it did."""
-        return self.engine.cause(step) if self.game.causes else jnp.zeros((), jnp.int32)
+        number = self.engine.cause(step) if self.game.causes else 0
+        cause = jnp.arange(len(self.game.causes)) == number
+        return walked, output._replace(lied=lied, explored=explored, kept=kept, cause=cause)
 
     def _held(self, world: Any) -> jax.Array:
         """int32[items]: how much of each of the game's items is in the inventory."""

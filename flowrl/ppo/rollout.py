@@ -53,11 +53,8 @@ def rollout(
 ) -> tuple[RolloutState, RolloutBatch]:
     """Act for T = `num_steps` steps in B environments; returns the next state and the steps.
 
-    Args:
-      packed: experts, leaves `[E, …]`.
-      state: where acting goes on, `obs` f32 `[B, observation]`.
+    The experts have leaves `[E, …]`; acting goes on from `state`, `obs` f32 `[B, observation]`.
     """
-
     packed = in_precision(packed, config.precision)
 
     def act(state: RolloutState, _: None) -> tuple[RolloutState, Timestep]:

@@ -196,11 +196,7 @@ def publish(
 def finish(assignment: Assignment, params: Any, counters: Counters, **figures: Any) -> None:
     """Write the final experts, then result.json with their digests.
 
-    Args:
-      assignment: the run.
-      params: stacked parameters, leaves `[E, …]`.
-      counters: what the run has done.
-      figures: the other fields of a `RunResult`, as `step_success`.
+    `params` have leaves `[E, …]`; `figures` are the other fields of a `RunResult`.
     """
     storage.remove_file(assignment.run_paths.result_json)  # of an earlier run in the same folder
     params, run, acted = jax.device_get(params), assignment.run, counters.acted

@@ -67,15 +67,10 @@ ONE_DEVICE = Axis()
 
 @dataclass(frozen=True)
 class Placement:
-    """The devices of a run, in order; the shards are dealt to them in order, as many to each.
+    """The devices of a run, in order; the shards are dealt to them in order, as many to each."""
 
-    Args:
-      devices: of all processes.
-      num_shards: S, a multiple of their number.
-    """
-
-    devices: tuple[Device, ...]
-    num_shards: int
+    devices: tuple[Device, ...]  # of all processes
+    num_shards: int  # S, a multiple of their number
 
     @property
     def shards_each(self) -> int:

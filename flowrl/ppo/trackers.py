@@ -28,11 +28,9 @@ class Tracker(Protocol):
 
     def log(self, figures: Mapping[str, float], *, frames: int) -> None:
         """Take the figures that hold after so many frames."""
-        ...
 
     def close(self) -> None:
         """Write what is still held back."""
-        ...
 
 
 class JsonLines:

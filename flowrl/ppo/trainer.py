@@ -49,15 +49,10 @@ _LEAST_STOCK = 256  # worlds, of all shards together
 def run(config: TrainConfig, stop: Callable[[], int | None]) -> int:
     """Train the run in the module's folder to its end, or until a stop is requested.
 
-    Args:
-      config: the command line.
-      stop: returns an exit code to stop with, or None; called after every update.
+    `stop` returns an exit code to stop with, or None; it is called after every update.
 
-    Returns:
-      The exit code: 0 with result.json written, else that of the stop with the state saved.
-
-    Raises:
-      FlowrlError: the run cannot be trained; its folder holds no result.
+    Returns 0 with result.json written, else the stop's exit code with the state saved. Raises
+    FlowrlError if the run cannot be trained; its folder holds no result then.
     """
     began = time.monotonic()
     use_compile_cache(config.ppo.compile_cache)
