@@ -376,13 +376,10 @@ def shared_functions(
 def check_gains(tasks: Sequence[Task], claims: Any, *, ended: bool = True) -> None:
     """Make sure that steps that are done have yielded what their skills gain.
 
-    Args:
-      tasks: the steps of the plan.
-      claims: int[tasks, 2], how often each step was done, and how often its gains were missing.
-      ended: whether these are all; before, a step that was done a few times is not judged.
+    `claims` int[tasks, 2] say how often each step was done, and how often its gains were missing.
+    Before the end a step that was done a few times is not judged.
 
-    Raises:
-      FalseGainError: in more than 1 % they were missing.
+    Raises FalseGainError if they were missing in more than 1 %.
     """
     for task, (done, lied) in zip(tasks, np.asarray(claims).tolist(), strict=False):
         most = max(_MOST_LIES * done, 1)  # one may be chance

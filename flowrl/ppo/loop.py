@@ -120,8 +120,7 @@ def train(  # noqa: PLR0913
     Reports come after updates at which all devices have the same parameters: every
     `grad_sync_period`-th one and the last. `learner` is donated; `episodes` were seen before.
 
-    Raises:
-      TrainingError: a loss or a parameter is not finite.
+    Raises TrainingError if a loss or a parameter is not finite.
     """
     episodes = episodes or EpisodeLog(config.num_envs, env.num_tasks)
     counts, over, code = 0, 0, 0

@@ -89,8 +89,7 @@ class Reporter:
     def begin_training(self, counters: Counters) -> None:
         """Report that training begins; what was logged beyond `counters` is removed.
 
-        Raises:
-          ConfigError: a tracker needs a package that is not installed.
+        Raises ConfigError if a tracker needs a package that is not installed.
         """
         self._trackers = open_trackers(
             self._run_paths, flags(self._config), run_id=self._run.run_id, frames=counters.frames

@@ -249,8 +249,7 @@ def load_checkpoint(run_paths: RunPaths, config: PPOConfig, fresh: Resumed) -> R
 
     With another number of shards or period the run goes on with other worlds, and a warning.
 
-    Raises:
-      ExpertError: it is damaged, or of a run with other sizes.
+    Raises ExpertError if it is damaged, or of a run with other sizes.
     """
     expected = _checkpoint(fresh, config)
     saved = checkpoint.load_resume(run_paths.resume, expected)

@@ -213,8 +213,7 @@ def verify_distributed_setup(config: PPOConfig) -> PPOConfig:
 def check_backend() -> None:
     """Make sure that JAX has a device.
 
-    Raises:
-      ConfigError: JAX_PLATFORMS names what is not here, or a driver fails.
+    Raises ConfigError if JAX_PLATFORMS names what is not here, or a driver fails.
     """
     try:
         jax.devices()
@@ -230,8 +229,7 @@ def check_backend() -> None:
 def check_devices(wanted: int, flag: str = "--num_devices") -> None:
     """Make sure that every process has its part of the devices; `flag` asked for them.
 
-    Raises:
-      ConfigError: there are fewer.
+    Raises ConfigError if there are fewer.
     """
     each, there = wanted // jax.process_count(), jax.local_device_count()
     if each > there:

@@ -144,8 +144,7 @@ def open_trackers(
 ) -> Guarded:
     """The trackers that a run's flags ask for; they forget what is beyond so many frames.
 
-    Raises:
-      ConfigError: one needs a package that is not installed.
+    Raises ConfigError if one needs a package that is not installed.
     """
     wanted: list[partial[Tracker]] = [partial(JsonLines, run_paths, frames)]
     if flags["use_tensorboard"]:
