@@ -25,15 +25,7 @@ from flowrl.envs.base import COUNTS, REWARD_LIMIT, StepOutput
 from flowrl.envs.sight import NOWHERE, ahead, nearest, not_visited, visit, window
 from flowrl.envs.skill_module import SuccessFunctions, Task, TaskModule
 from flowrl.errors import ConfigError, FalseGainError, SkillError
-from flowrl.games.base import (
-    COUNT,
-    INTRINSICS,
-    Engine,
-    Game,
-    ObservationSize,
-    WorldStep,
-    find_game,
-)
+from flowrl.games.base import COUNT, INTRINSICS, Engine, Game, ObservationSize, WorldStep, find_game
 from flowrl.games.random_play import settle
 from flowrl.runs import StepEnds
 from flowrl.skills.skill import load_library

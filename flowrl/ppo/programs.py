@@ -26,24 +26,10 @@ from flowrl.networks.grouped import Dense, Packed, pack, pad_experts, unpack
 from flowrl.ppo import optimizer
 from flowrl.ppo.loss import Hyperparameters
 from flowrl.ppo.rollout import RolloutBatch, RolloutState, Timestep, rollout
-from flowrl.ppo.sharding import (
-    COPIED,
-    ONE_DEVICE,
-    SPLIT,
-    Axis,
-    Placement,
-    place,
-    shard_size,
-)
+from flowrl.ppo.sharding import COPIED, ONE_DEVICE, SPLIT, Axis, Placement, place, shard_size
 from flowrl.ppo.sparse_inputs import learn_from_columns
 from flowrl.ppo.update import Stats, TrainState, average_copies, draw_minibatches, stats_of_all
-from flowrl.program_cache import (
-    Program,
-    ProgramCache,
-    ProgramOnEach,
-    ProgramSpec,
-    register_results,
-)
+from flowrl.program_cache import Program, ProgramCache, ProgramOnEach, ProgramSpec, register_results
 from flowrl.runs import expert_shapes
 
 _LEAST_ACTING = 8

@@ -16,13 +16,7 @@ from flowrl.envs.base import COUNTS, REWARD_LIMIT
 from flowrl.errors import FileRefusedError, format_error
 from flowrl.measures.objectives import read_curve
 from flowrl.paths import RunPaths, slug
-from flowrl.ppo.loop import (
-    Counters,
-    UpdateReport,
-    frames_per_update,
-    learning_rate,
-    num_updates,
-)
+from flowrl.ppo.loop import Counters, UpdateReport, frames_per_update, learning_rate, num_updates
 from flowrl.ppo.run_io import Assignment
 from flowrl.ppo.trackers import Guarded, open_trackers
 from flowrl.runs import REPORT, Progress

@@ -21,12 +21,7 @@ from flowrl import runs, storage
 from flowrl.arguments import other_flags
 from flowrl.config import PPOConfig, num_shards
 from flowrl.envs.skill_module import TaskModule
-from flowrl.errors import (
-    ConfigError,
-    ExpertCorruptError,
-    ExpertMissingError,
-    FileRefusedError,
-)
+from flowrl.errors import ConfigError, ExpertCorruptError, ExpertMissingError, FileRefusedError
 from flowrl.experts import checkpoint
 from flowrl.games.base import ObservationSize
 from flowrl.networks.grouped import Packed
@@ -34,14 +29,7 @@ from flowrl.networks.moe import ActorCritic, init_expert
 from flowrl.paths import RunPaths
 from flowrl.ppo.loop import Counters, UpdateReport
 from flowrl.ppo.update import TrainState
-from flowrl.runs import (
-    STANDALONE,
-    ExpertReport,
-    RunResult,
-    TrainConfig,
-    TrainingRun,
-    expert_shapes,
-)
+from flowrl.runs import STANDALONE, ExpertReport, RunResult, TrainConfig, TrainingRun, expert_shapes
 
 logger = logging.getLogger(__name__)
 _SHARDING = ("env_shards", "grad_sync_period")
