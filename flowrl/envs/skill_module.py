@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -67,15 +67,11 @@ class Task:
     count: int
     functions: SuccessFunctions
     expert_local: int
-    max_steps: int | None = None
-    gains: Mapping[str, int] = field(default_factory=dict)
-    """Item → how much of it the inventory must hold when the step is done."""
-    keeps: Mapping[str, int] = field(default_factory=dict)
-    """Item → how much of it later steps need besides."""
-    facts: Mapping[str, int] = field(default_factory=dict)
-    """Fact that later steps need → number of the step before whose done-condition says it."""
-    digest: str = ""
-    """Of the code of both functions, as `code_digest` computes it."""
+    max_steps: int | None
+    gains: Mapping[str, int]  # item → how much of it the inventory must hold when the step is done
+    keeps: Mapping[str, int]  # item → how much of it later steps need besides
+    facts: Mapping[str, int]  # that later steps need → the step before whose done-condition says it
+    digest: str  # of the code of both functions, as `code_digest` computes it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,11 +79,9 @@ class TaskModule:
     """The contents of a generated module."""
 
     game: Game
-    experts: tuple[int, ...]
-    """Global indices of the run's experts, by their local index."""
+    experts: tuple[int, ...]  # global indices of the run's experts, by their local index
     plan: tuple[PlannedStep, ...]
-    tasks: tuple[Task, ...]
-    """The steps of the plan with their functions."""
+    tasks: tuple[Task, ...]  # the steps of the plan with their functions
 
 
 def open_module(path: Path) -> TaskModule:
@@ -153,8 +147,7 @@ class _Frame:
     game: Game
     experts: Sequence[int]
     plan: Sequence[PlannedStep]
-    functions: Sequence[ast.FunctionDef]
-    """Of every step the predicate, the reward and the one that returns the expert's number."""
+    functions: Sequence[ast.FunctionDef]  # of each step: predicate, reward, its expert's number
 
 
 def _task(frame: _Frame, k: int, approvals: Mapping[str, CodeApproval] | None) -> Task:
