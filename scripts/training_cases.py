@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from flowrl.config import PPOConfig
-from flowrl.envs.base import WalkingEnv
 from flowrl.envs.skill_module import TaskModule, load_module
+from flowrl.envs.vector import BatchedEnv
 from flowrl.parallel.training_setup import generate_module_with_remapping
 from flowrl.paths import RunPaths
 from flowrl.ppo import trainer
@@ -50,7 +50,7 @@ class Opened:
     plan: tuple[PlannedStep, ...]
     config: PPOConfig
     module: TaskModule
-    env: WalkingEnv
+    env: BatchedEnv
     programs: Programs
     learner: Learner
 

@@ -1,4 +1,4 @@
-"""The environment that a trainer needs: one that walks a plan of tasks.
+"""The steps of environments that walk a plan of tasks, and the counts of what came of them.
 
 An episode starts in a fresh world at task 0. The expert of task k acts until the task is done,
 then task k + 1 begins in the same world; the last task's success, the player's death or a task's
@@ -15,13 +15,10 @@ bootstrap at the time limit can tell it by `truncated`.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-
-from flowrl.games.base import ObservationSize
-from flowrl.program_cache import Device
 
 REWARD_LIMIT = 1e4  # of a timestep's reward, either way; what is beyond is clipped
 
@@ -34,34 +31,20 @@ class StepOutput(NamedTuple):
     tried in an episode when k == 0 or task k - 1 was completed in it.
     """
 
-    reward: jax.Array
-    """f32[B]: reward of the task in which the action was taken, with its success bonus, clipped."""
-    done: jax.Array
-    """bool[B]: the episode ended with this step (last success, death or time limit)."""
-    boundary: jax.Array
-    """bool[B]: `done`, or the task was completed: cut returns after this step."""
-    truncated: jax.Array
-    """bool[B]: the time limit alone ended the episode; implies `done`."""
-    task: jax.Array
-    """int32[B]: index into the plan of the task in which the action was taken."""
-    expert: jax.Array
-    """int32[B]: local index of the expert that acted."""
-    next_expert: jax.Array
-    """int32[B]: local index of the expert that acts next, in the new episode after `done`."""
-    task_success: jax.Array
-    """bool[B, num_tasks or more]: tasks completed in this episode so far, this step included."""
-    lied: jax.Array
-    """bool[B]: the task was completed, and the inventory lacks what its skill gains."""
-    explored: jax.Array
-    """bool[B]: the player came into a cell of the world in which it was not in this task."""
-    kept: jax.Array
-    """bool[B, K]: what later tasks need is there: items, then facts; also where none is needed."""
-    cause: jax.Array
-    """bool[B, C]: which of the game's causes it is, if the player died."""
-    episode_length: jax.Array
-    """int32[B]: steps of this episode so far, this one included."""
-    episode_return: jax.Array
-    """f32[B]: undiscounted sum of this episode's rewards so far, this one included."""
+    reward: jax.Array  # f32[B]: of the task in which the action was taken, with its bonus, clipped
+    done: jax.Array  # bool[B]: the episode ended with this step (last success, death or time limit)
+    boundary: jax.Array  # bool[B]: `done`, or the task was completed: cut returns after this step
+    truncated: jax.Array  # bool[B]: the time limit alone ended the episode; implies `done`
+    task: jax.Array  # int32[B]: index into the plan of the task in which the action was taken
+    expert: jax.Array  # int32[B]: local index of the expert that acted
+    next_expert: jax.Array  # int32[B]: the one that acts next, in the new episode after `done`
+    task_success: jax.Array  # bool[B, num_tasks or more]: tasks completed so far in this episode
+    lied: jax.Array  # bool[B]: the task was completed, and the inventory lacks what its skill gains
+    explored: jax.Array  # bool[B]: the player came into a cell in which it was not in this task
+    kept: jax.Array  # bool[B, K]: items, then facts: it is there, or no later task needs it
+    cause: jax.Array  # bool[B, C]: which of the game's causes it is, if the player died
+    episode_length: jax.Array  # int32[B]: steps of this episode so far, this one included
+    episode_return: jax.Array  # f32[B]: undiscounted sum of this episode's rewards so far
 
 
 COUNTS = ("begun", "done", "lied", "died", "cut", "timesteps")  # of each task
@@ -96,65 +79,3 @@ def claims_of(counts: Any) -> Any:
 def is_clipped(reward: jax.Array) -> jax.Array:
     """bool: whether a reward, of any shape, is at the limit."""
     return jnp.abs(reward) >= REWARD_LIMIT
-
-
-class WalkingEnv(Protocol):
-    """A batch of environments that walk one plan; its methods are pure and can be jitted.
-
-    `state` is a pytree whose leaves have a leading axis: B, or the number of pooled worlds.
-    Its shapes and dtypes never change, so a jitted step compiles once. B is a static argument
-    of `reset`, and `step` reads it off the actions.
-    """
-
-    @property
-    def observation_size(self) -> ObservationSize:
-        """Length of one observation, or rows, columns and channels."""
-        ...
-
-    @property
-    def num_actions(self) -> int:
-        """Actions are 0 … num_actions - 1."""
-        ...
-
-    @property
-    def num_experts(self) -> int:
-        """Experts of the run; local indices are 0 … num_experts - 1."""
-        ...
-
-    @property
-    def num_tasks(self) -> int:
-        """Length of the plan; `task_success` may have more columns, which say nothing."""
-        ...
-
-    def on(self, device: Device) -> WalkingEnv:
-        """The same environments, for states that lie on this device."""
-        ...
-
-    def like(self, num_envs: int) -> tuple[Any, Any]:
-        """Shapes and types of what `reset` returns, as `step` takes them."""
-        ...
-
-    def reset(self, key: jax.Array, num_envs: int) -> tuple[jax.Array, Any]:
-        """First observations f32[B, observation_size] and state of B = num_envs episodes."""
-        ...
-
-    def step(
-        self, key: jax.Array, state: Any, actions: jax.Array
-    ) -> tuple[jax.Array, Any, StepOutput]:
-        """Take int32[B] actions: observations f32[B, observation_size], state, output."""
-        ...
-
-    def current_expert(self, state: Any) -> jax.Array:
-        """int32[B]: local index of the expert that acts next in each environment."""
-        ...
-
-    def potential(self, state: Any) -> jax.Array:
-        """f32[B]: potentials of the states, for shaping; 0 after a boundary."""
-        ...
-
-    def restock(self, key: jax.Array, state: Any) -> Any:
-        """Get ready for the next steps, between two compiled ones; gives `state` up.
-
-        Called after every rollout, with a key of its own.
-        """
-        ...

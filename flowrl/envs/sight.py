@@ -61,15 +61,10 @@ def nearest(
 
 
 def ahead(observation: jax.Array, view: tuple[int, int, int], heading: int) -> jax.Array:
-    """The channels of the field in front of the player.
+    """The channels f32 `[K]` of the field in front of the player.
 
-    Args:
-      observation: f32 `[observation_size]`.
-      view: rows R, columns C and channels K of the map; the player is in the middle.
-      heading: where the four columns begin of which one is 1: left, right, up, down.
-
-    Returns:
-      f32 `[K]`.
+    `observation` and `view` are those of `nearest`. Four columns begin at `heading`, of which one
+    is 1: left, right, up, down.
     """
     rows, columns, channels = view
     middle = (rows // 2) * columns + columns // 2

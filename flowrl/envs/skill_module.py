@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -67,15 +67,11 @@ class Task:
     count: int
     functions: SuccessFunctions
     expert_local: int
-    max_steps: int | None = None
-    gains: Mapping[str, int] = field(default_factory=dict)
-    """Item → how much of it the inventory must hold when the step is done."""
-    keeps: Mapping[str, int] = field(default_factory=dict)
-    """Item → how much of it later steps need besides."""
-    facts: Mapping[str, int] = field(default_factory=dict)
-    """Fact that later steps need → number of the step before whose done-condition says it."""
-    digest: str = ""
-    """Of the code of both functions, as `code_digest` computes it."""
+    max_steps: int | None
+    gains: Mapping[str, int]  # item → how much of it the inventory must hold when the step is done
+    keeps: Mapping[str, int]  # item → how much of it later steps need besides
+    facts: Mapping[str, int]  # that later steps need → the step before whose done-condition says it
+    digest: str  # of the code of both functions, as `code_digest` computes it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,9 +79,9 @@ class TaskModule:
     """The contents of a generated module."""
 
     game: Game
-    experts: tuple[int, ...]
-    """Global indices of the run's experts, by their local index."""
-    tasks: tuple[Task, ...]
+    experts: tuple[int, ...]  # global indices of the run's experts, by their local index
+    plan: tuple[PlannedStep, ...]
+    tasks: tuple[Task, ...]  # the steps of the plan with their functions
 
 
 def open_module(path: Path) -> TaskModule:
@@ -138,6 +134,7 @@ def load_module(
     return TaskModule(
         game=frame.game,
         experts=tuple(frame.experts),
+        plan=tuple(frame.plan),
         tasks=tuple(_task(frame, k, known) for k in range(len(frame.plan))),
     )
 
@@ -150,8 +147,7 @@ class _Frame:
     game: Game
     experts: Sequence[int]
     plan: Sequence[PlannedStep]
-    functions: Sequence[ast.FunctionDef]
-    """Of every step the predicate, the reward and the one that returns the expert's number."""
+    functions: Sequence[ast.FunctionDef]  # of each step: predicate, reward, its expert's number
 
 
 def _task(frame: _Frame, k: int, approvals: Mapping[str, CodeApproval] | None) -> Task:
@@ -261,7 +257,7 @@ def _compare(body: Sequence[ast.stmt], frame: Sequence[str], place: str) -> None
             continue
         if expected == _DOCSTRING and ast.get_docstring(ast.Module([line], [])) is not None:
             continue
-        if ast.unparse(line) != expected and not _is_older(ast.unparse(line), expected):
+        if ast.unparse(line) != expected:
             what = f"here stands `{_short(expected)}`, not `{_short(ast.unparse(line))}`"
             raise _refusal(place, line, what)
     if len(body) < len(frame):
@@ -269,13 +265,6 @@ def _compare(body: Sequence[ast.stmt], frame: Sequence[str], place: str) -> None
     if len(body) > len(frame):
         extra = body[len(frame)]
         raise _refusal(place, extra, f"`{_short(ast.unparse(extra))}` is beyond the tasks of PLAN")
-
-
-def _is_older(line: str, expected: str) -> bool:
-    """Return whether a line imports some of the enums: the game had fewer when it was written."""
-    module, _, names = line.partition(" import ")
-    known_module, _, known = expected.partition(" import ")
-    return bool(known) and module == known_module and {*names.split(", ")} <= {*known.split(", ")}
 
 
 def _assignment(body: Sequence[ast.stmt], name: str, place: str) -> ast.Assign:

@@ -25,15 +25,7 @@ from flowrl.envs.base import COUNTS, REWARD_LIMIT, StepOutput
 from flowrl.envs.sight import NOWHERE, ahead, nearest, not_visited, visit, window
 from flowrl.envs.skill_module import SuccessFunctions, Task, TaskModule
 from flowrl.errors import ConfigError, FalseGainError, SkillError
-from flowrl.games.base import (
-    COUNT,
-    INTRINSICS,
-    Engine,
-    Game,
-    ObservationSize,
-    WorldStep,
-    find_game,
-)
+from flowrl.games.base import COUNT, INTRINSICS, Engine, Game, ObservationSize, WorldStep, find_game
 from flowrl.games.random_play import settle
 from flowrl.runs import StepEnds
 from flowrl.skills.skill import load_library
@@ -51,50 +43,30 @@ _LACK_SCALE = 0.1  # as Craftax scales an inventory
 class Plan(NamedTuple):
     """A plan as arrays, int32[columns]; rows beyond `last` have no meaning and are not reached."""
 
-    functions: Any
-    """Index into the environment's success functions."""
-    count: Any
-    """n"""
-    limit: Any
-    """Most environment steps."""
-    expert: Any
-    """Local index of the expert that acts."""
-    last: Any
-    """int32[]: the plan's last step."""
-    gains: Any
-    """int32[columns, items]: the least that the inventory holds when a step is done."""
-    keeps: Any
-    """int32[columns, items]: how much of each item later steps need after a step."""
-    facts: Any
-    """bool[columns, functions]: of which functions the done-condition must hold after a step."""
-    bound: Any
-    """bool[]: a step is done only while all that later steps need is kept."""
+    functions: Any  # index into the environment's success functions
+    count: Any  # n
+    limit: Any  # most environment steps
+    expert: Any  # local index of the expert that acts
+    last: Any  # int32[]: the plan's last step
+    gains: Any  # int32[columns, items]: the least that the inventory holds when a step is done
+    keeps: Any  # int32[columns, items]: how much of each item later steps need after a step
+    facts: Any  # bool[columns, functions]: whose done-conditions must hold after a step
+    bound: Any  # bool[]: a step is done only while all that later steps need is kept
 
 
 class WalkState(NamedTuple):
     """One episode: the world, the plan, and how far it has come in it."""
 
-    world: Any
-    """As the game's engine makes it."""
-    plan: Plan
-    """The same in every episode; here, so that one compiled program walks any plan."""
-    task: jax.Array
-    """int32: index of the plan's step under way."""
-    success: jax.Array
-    """bool[columns]: steps completed in this episode."""
-    length: jax.Array
-    """int32: environment steps of this episode."""
-    task_length: jax.Array
-    """int32: environment steps of the plan's step under way."""
-    total: jax.Array
-    """f32: sum of this episode's rewards."""
-    visited: jax.Array
-    """bool[rows, columns]: cells of the world where the player was in this step; of a game without
-    cells, or without sight, no cells."""
-    seen: jax.Array
-    """int32[lasting channels, 2]: where the map's channels were seen last; without sight, none."""
-    potential: jax.Array
-    """f32: of this state, as the reward of the plan's step says; 0 where the step begins."""
+    world: Any  # as the game's engine makes it
+    plan: Plan  # the same in every episode; here, so that one compiled program walks any plan
+    task: jax.Array  # int32: index of the plan's step under way
+    success: jax.Array  # bool[columns]: steps completed in this episode
+    length: jax.Array  # int32: environment steps of this episode
+    task_length: jax.Array  # int32: environment steps of the plan's step under way
+    total: jax.Array  # f32: sum of this episode's rewards
+    visited: jax.Array  # bool[rows, columns]: where the player was in this step, or no cells
+    seen: jax.Array  # int32[lasting, 2]: where channels of the map were seen last, or none
+    potential: jax.Array  # f32: of this state, by the reward of the step; 0 where the step begins
 
 
 def make_env(
@@ -130,7 +102,7 @@ def make_env(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SkillEnv:
-    """One environment that walks a plan; `BatchedEnv` makes a `WalkingEnv` of it.
+    """One environment that walks a plan; `BatchedEnv` has many of it.
 
     The plan moves on by at most one task per step, so that every task has a step in which its
     expert acts, earns its bonus and is counted: a task that is already done when it begins
@@ -261,13 +233,9 @@ class SkillEnv:
         visited, explored = self._visit(state.visited, world)
         anew, _ = self._visit(jnp.zeros_like(visited), world)
         walked = walked._replace(visited=jnp.where(completed, anew, visited))
-        cause, causes = self._cause(step), jnp.arange(len(self.game.causes))
-        output = output._replace(lied=lied, explored=explored, kept=kept, cause=causes == cause)
-        return walked, output
-
-    def _cause(self, step: WorldStep) -> jax.Array:
-        """int32[]: what the player died of, if it did."""
-        return self.engine.cause(step) if self.game.causes else jnp.zeros((), jnp.int32)
+        number = self.engine.cause(step) if self.game.causes else 0
+        cause = jnp.arange(len(self.game.causes)) == number
+        return walked, output._replace(lied=lied, explored=explored, kept=kept, cause=cause)
 
     def _held(self, world: Any) -> jax.Array:
         """int32[items]: how much of each of the game's items is in the inventory."""
@@ -400,13 +368,10 @@ def shared_functions(
 def check_gains(tasks: Sequence[Task], claims: Any, *, ended: bool = True) -> None:
     """Make sure that steps that are done have yielded what their skills gain.
 
-    Args:
-      tasks: the steps of the plan.
-      claims: int[tasks, 2], how often each step was done, and how often its gains were missing.
-      ended: whether these are all; before, a step that was done a few times is not judged.
+    `claims` int[tasks, 2] say how often each step was done, and how often its gains were missing.
+    Before the end a step that was done a few times is not judged.
 
-    Raises:
-      FalseGainError: in more than 1 % they were missing.
+    Raises FalseGainError if they were missing in more than 1 %.
     """
     for task, (done, lied) in zip(tasks, np.asarray(claims).tolist(), strict=False):
         most = max(_MOST_LIES * done, 1)  # one may be chance

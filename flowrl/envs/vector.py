@@ -25,24 +25,23 @@ BATCH = 8  # worlds generated at once: fewer cost as much, more are slower per w
 class Store(NamedTuple):
     """Worlds for episodes to begin in."""
 
-    worlds: Any
-    """Worlds, leaves [S, …]."""
-    used: Any
-    """int32[1]: how many of them episodes have begun in since the last `restock`."""
-    next: Any
-    """int32[1]: index of the next unused world."""
+    worlds: Any  # worlds, leaves [S, …]
+    used: Any  # int32[1]: how many of them episodes have begun in since the last `restock`
+    next: Any  # int32[1]: index of the next unused world
 
 
 class BatchedState(NamedTuple):
     """B episodes, and the worlds that resets take."""
 
-    walk: WalkState
-    """Leaves [B, …]."""
+    walk: WalkState  # leaves [B, …]
     store: Store
 
 
 class BatchedEnv:
-    """A `WalkingEnv`: B copies of a SkillEnv, and a store of S worlds that is filled by `reset`.
+    """B copies of a SkillEnv, and a store of S worlds that is filled by `reset`.
+
+    Its methods are pure and can be jitted, but for `reset` and `restock`. The shapes and types of
+    a state never change; `step` reads B off the actions.
 
     With `stock` worlds every episode has a world of its own: `step` takes the next one and
     `restock` replaces those that were taken, by a program of its own, the same for every plan.

@@ -11,14 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from flowrl.judging.calibration import log_odds, measure
-from flowrl.judging.judge import (
-    Cost,
-    Item,
-    Judge,
-    Judgement,
-    JudgeUnavailableError,
-    judgement,
-)
+from flowrl.judging.judge import Cost, Item, Judge, Judgement, JudgeUnavailableError, judgement
 
 logger = logging.getLogger(__name__)
 _DISAGREEMENT = 0.5  # between two members' scores

@@ -32,10 +32,8 @@ class Trajectory:
     """The beginning of an episode; how the episode ended is withheld."""
 
     skill: str
-    names: tuple[str, ...]
-    """The features' names."""
-    steps: np.ndarray
-    """f32[T, features], before each of its first T timesteps."""
+    names: tuple[str, ...]  # the features' names
+    steps: np.ndarray  # f32[T, features], before each of its first T timesteps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,8 +107,7 @@ class RuleJudge:
     It abstains on texts: no run says how good a text is that it was not trained on.
     """
 
-    results: Mapping[str, RunResult]
-    """The result of each skill's run, by the skill's name."""
+    results: Mapping[str, RunResult]  # the result of each skill's run, by the skill's name
     name: str = "rule"
     version: str = "1"
 
@@ -132,12 +129,9 @@ class Recording(NamedTuple):
 
     skill: str
     names: tuple[str, ...]
-    steps: np.ndarray
-    """f32[N, RECORDED, features], before each timestep; meaningless after the episode's end."""
-    lengths: np.ndarray
-    """int32[N], timesteps of each episode."""
-    success: np.ndarray
-    """bool[N], whether the plan was completed."""
+    steps: np.ndarray  # f32[N, RECORDED, features]; meaningless after an episode's end
+    lengths: np.ndarray  # int32[N], timesteps of each episode
+    success: np.ndarray  # bool[N], whether the plan was completed
 
     def prefixes(self) -> tuple[list[Trajectory], np.ndarray]:
         """The first half of a usual episode, of each episode that lasts longer, and its outcome.

@@ -37,8 +37,7 @@ class LearnedJudge:
 
     name: str
     version: str
-    odds: Callable[[np.ndarray], float]
-    """Log-odds of success, of the first T timesteps, f32[T, features]."""
+    odds: Callable[[np.ndarray], float]  # log-odds of success, of f32[T, features]
 
     def score(self, item: Item) -> Judgement:
         """Judge the beginning of an episode."""

@@ -26,14 +26,7 @@ from flowrl.judging.judge import (
     describe,
     judgement,
 )
-from flowrl.llm.client import (
-    RETRIES,
-    TIMEOUT_SECONDS,
-    UNREADABLE,
-    WHY_LIMIT,
-    ChatClient,
-    Endpoint,
-)
+from flowrl.llm.client import RETRIES, TIMEOUT_SECONDS, UNREADABLE, WHY_LIMIT, ChatClient, Endpoint
 from flowrl.llm.exchange import Budget, Cost, EndpointError
 from flowrl.paths import printable
 from flowrl.redaction import redacted, secrets_of

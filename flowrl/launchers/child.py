@@ -1,4 +1,4 @@
-"""Child processes that share this one's locks and end with it; alone, as several rooms use it."""
+"""Child processes, some of which end with this one; alone, because several rooms use it."""
 
 from __future__ import annotations
 
@@ -33,6 +33,28 @@ def end(children: Iterable[Child], *, grace_seconds: float = 0.0) -> None:
             child.wait(grace_seconds)
         child.kill()
         child.wait()
+
+
+def run(
+    words: Sequence[str], *, env: Mapping[str, str], seconds: float, text: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """Run a program on this text; raises OSError, or TimeoutExpired once it has taken so long."""
+    return subprocess.run(
+        words,
+        check=False,
+        env=env,
+        input=text,
+        capture_output=True,
+        encoding="utf-8",
+        errors="backslashreplace",
+        timeout=seconds,
+    )
+
+
+def reason(done: subprocess.CompletedProcess[str]) -> str:
+    """Return the last line of what a program that failed has said, or its exit code."""
+    lines = [line for line in done.stderr.splitlines() if line.strip()]
+    return (lines or [f"exit code {done.returncode}"])[-1]
 
 
 def run_when_idle(pid: int) -> None:

@@ -7,7 +7,6 @@ claim is there, processes of the run may live on a host that nobody here can loo
 
 from __future__ import annotations
 
-import secrets
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -53,11 +52,6 @@ class Beats:
     def forget(self, run_id: str) -> None:
         """Drop a run that has ended."""
         self._seen.pop(run_id, None)
-
-
-def new_launch(run_id: str) -> str:
-    """Return a name that no other launch has."""
-    return f"{run_id}.{secrets.token_hex(4)}"
 
 
 def claim_of(folder: Path, run_id: str | None = None) -> Claim | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Collection
 from pathlib import Path
@@ -19,6 +20,8 @@ class Launcher(ABC):
 
     A job's folder says all but how its runner is started: that is a launcher's own.
     """
+
+    engine = ""  # what runs its jobs; "" is this machine
 
     def __init__(
         self, *, grace_seconds: float = GRACE_SECONDS, lost_after: float = LOST_SECONDS
@@ -41,13 +44,14 @@ class Launcher(ABC):
         if known is not None and self.poll(known, job.folder) is None:
             return known
         lease = {}
-        if self.shared_folder:
+        if self.engine or self.shared_folder:
             claims.remove_claim(job.folder)
-            launch = claims.new_launch(job.run_id)
-            lease = {"launch": launch, "lost_after": self.lost_after}
+            launch = f"{job.run_id}.{secrets.token_hex(4)}"  # no other launch has it
+            lease = {"launch": launch, "lost_after": self.lost_after, "engine": self.engine}
         run_status.prepare(job, grace_seconds=self.grace_seconds, **lease)
-        if self.shared_folder:
-            claims.write_claim(job.folder, Claim(run_id=job.run_id, launch=launch, engine=""))
+        if lease:
+            claim = Claim(run_id=job.run_id, launch=launch, engine=self.engine)
+            claims.write_claim(job.folder, claim)
         try:
             handle = self._start(job)
         except LaunchError:

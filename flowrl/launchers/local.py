@@ -6,7 +6,6 @@ They outlive the daemon as tmux sessions do, in a session of their own, but nobo
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from flowrl.errors import LaunchError
 from flowrl.launchers import process, run_status
 from flowrl.launchers.base import Handle, Job, Outcome
 from flowrl.launchers.launcher import GRACE_SECONDS, Launcher
-from flowrl.launchers.run_status import LOG_WRITER
 
 
 class LocalLauncher(Launcher):
@@ -38,10 +36,8 @@ class LocalLauncher(Launcher):
 
     def _start(self, job: Job) -> Handle:
         """Start the runner with its output piped to the log's writer."""
-        folder = job.folder.absolute()
         try:
-            words = [sys.executable, "-I", "-S", str(LOG_WRITER), str(folder / job.log)]
-            log = self._begin(job, words, stdin=subprocess.PIPE)
+            log = self._begin(job, run_status.log_words(job), stdin=subprocess.PIPE)
             assert log.stdin is not None
             with log.stdin:
                 pid = self._begin(job, run_status.runner_words(job), stdout=log.stdin).pid

@@ -80,7 +80,7 @@ class RayLauncher(EngineLauncher):
         """Submit the runner under the launch's own name."""
         env = {"RAY_JOB_STOP_WAIT_TIME_S": str(round(self.grace_seconds + 5))}
         fields = {
-            "entrypoint": f"exec bash -c {shlex.quote(runner_line(job, launch))}",
+            "entrypoint": f"exec bash -c {shlex.quote(runner_line(job))}",
             "submission_id": launch,
             "entrypoint_num_cpus": job.num_cpus or 1,
             "metadata": {"run": job.name},

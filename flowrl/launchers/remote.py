@@ -10,7 +10,6 @@ one look to the next, so clocks of hosts may differ.
 from __future__ import annotations
 
 import shlex
-import sys
 import time
 from abc import abstractmethod
 from collections.abc import Collection, Mapping
@@ -19,12 +18,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flowrl import storage
-from flowrl.errors import BusyError, LaunchError
+from flowrl.errors import BusyError
 from flowrl.launchers import claims, run_status
 from flowrl.launchers.base import ExitCause, Exited, Handle, Job, Lost, Outcome
 from flowrl.launchers.claims import BEAT_SECONDS, LOST_SECONDS, Claim
 from flowrl.launchers.launcher import Launcher
-from flowrl.launchers.run_status import LOG_WRITER, RUNNER
 from flowrl.paths import JobPaths
 
 SAVE_SECONDS = 20.0  # for a run that is asked to end: engines kill after 30
@@ -53,8 +51,6 @@ class EngineJob:
 class EngineLauncher(Launcher):
     """The Launcher of an engine; the graph's folder has the same path on all its hosts."""
 
-    engine: str
-
     def __init__(
         self, *, lost_after: float = LOST_SECONDS, grace_seconds: float = SAVE_SECONDS
     ) -> None:
@@ -79,30 +75,14 @@ class EngineLauncher(Launcher):
     def cancel(self, job: EngineJob) -> None:
         """Take a job out of the queue, or pass SIGTERM to its runner; UnansweredError."""
 
-    def launch(self, job: Job) -> Handle:
-        """Start a job; one that the engine has already is adopted."""
-        known = self.find(job)
-        if known is not None and self.poll(known, job.folder) is None:
-            return known
-        claims.remove_claim(job.folder)
-        launch = claims.new_launch(job.run_id)
-        lease = {"launch": launch, "lost_after": self.lost_after, "engine": self.engine}
-        run_status.prepare(job, grace_seconds=self.grace_seconds, **lease)
-        claims.write_claim(job.folder, Claim(run_id=job.run_id, launch=launch, engine=self.engine))
-        try:
-            return self._start(job)
-        except UnansweredError:
-            self._listed_at = float("-inf")  # a list from before does not say whether it was taken
-            raise
-        except LaunchError:
-            claims.remove_claim(job.folder)
-            run_status.withdraw(job)
-            raise
-
     def _start(self, job: Job) -> Handle:
         claim = claims.claim_of(job.folder, job.run_id)
         assert claim is not None
-        claim = replace(claim, engine_id=self.submit(job, claim.launch))
+        try:
+            claim = replace(claim, engine_id=self.submit(job, claim.launch))
+        except UnansweredError:
+            self._listed_at = float("-inf")  # a list from before does not say whether it was taken
+            raise
         return self._handle(job, claims.write_claim(job.folder, claim))
 
     def find(self, job: Job) -> Handle | None:
@@ -249,11 +229,9 @@ def _is_written(record: Path) -> bool:
         return False
 
 
-def runner_line(job: Job, launch: str) -> str:
+def runner_line(job: Job) -> str:
     """Return a line of bash that becomes the runner, with the log's writer at its output."""
-    folder, python = job.folder.absolute(), [sys.executable, "-I", "-S"]
-    runner = shlex.join([*python, str(RUNNER), str(JobPaths(folder).spec_json), launch])
-    log = shlex.join([*python, str(LOG_WRITER), str(folder / job.log)])
+    runner, log = map(shlex.join, (run_status.runner_words(job), run_status.log_words(job)))
     return f"exec {runner} > >(exec {log}) 2>&1"
 
 

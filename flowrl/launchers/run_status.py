@@ -120,6 +120,11 @@ def runner_words(job: Job) -> tuple[str, ...]:
     return (sys.executable, "-I", "-S", str(RUNNER), spec_json, *([claim.launch] if claim else []))
 
 
+def log_words(job: Job) -> tuple[str, ...]:
+    """Return the command line of the writer of a job's log."""
+    return (sys.executable, "-I", "-S", str(LOG_WRITER), str((job.folder / job.log).absolute()))
+
+
 def withdraw(job: Job) -> None:
     """Remove spec.json, so that a launch that was given up starts nothing if it comes late."""
     if not lock_held(job.folder):

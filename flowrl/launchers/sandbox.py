@@ -34,6 +34,7 @@ from pathlib import Path
 from flowrl.config import Sandbox
 from flowrl.errors import ConfigError
 from flowrl.games.base import game_folders
+from flowrl.launchers import child
 from flowrl.paths import JobPaths
 from flowrl.redaction import has_secret, is_secret
 from flowrl.storage import make_dir
@@ -245,22 +246,12 @@ def problem_of(probed: Confinement) -> str | None:
     with tempfile.TemporaryDirectory(prefix="flowrl-sandbox-") as folder:
         words = [*probed.in_folder(Path(folder), env), sys.executable, "-c", _PROBE]
         try:
-            done = subprocess.run(
-                words,
-                check=False,
-                env=env,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=PROBE_SECONDS,
-            )
+            done = child.run(words, env=env, seconds=PROBE_SECONDS)
         except (OSError, subprocess.TimeoutExpired) as error:
             return f"bubblewrap does not work here: {error}"
     if done.returncode == 0:
         return None
-    last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-    return f"bubblewrap does not work here: {last}"
+    return f"bubblewrap does not work here: {child.reason(done)}"
 
 
 def confined_env(env: Mapping[str, str], passed: Iterable[str] = ()) -> dict[str, str]:

@@ -13,6 +13,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 
 from flowrl.errors import ConfigError, LaunchError
+from flowrl.launchers import child
 from flowrl.launchers.base import ExitCause, Job
 from flowrl.launchers.remote import EngineJob, EngineLauncher, UnansweredError, runner_line
 
@@ -85,7 +86,7 @@ class SlurmLauncher(EngineLauncher):
             raise ConfigError(f"--launcher slurm: {error}; see sinfo, then start again") from error
         if done.returncode:
             flag = "--slurm_args" if self._options else "--launcher slurm"
-            why = f"Slurm refuses such jobs: {_reason(done)}"
+            why = f"Slurm refuses such jobs: {child.reason(done)}"
             raise ConfigError(f"{flag}: {why}; start again once sbatch --test-only takes one")
 
     def submit(self, job: Job, launch: str) -> str:
@@ -97,17 +98,17 @@ class SlurmLauncher(EngineLauncher):
             *(f"--chdir={job.folder.absolute()}", f"--signal=B:TERM@{_SAVE_SECONDS}"),
             *([f"--cpus-per-task={job.num_cpus}"] if job.num_cpus else []),
             *(checked_options(job.engine_words) or self._options),
-            script=runner_line(job, launch),
+            script=runner_line(job),
         )
         if done.returncode:
-            raise LaunchError(f"Slurm refuses {job.name}: {_reason(done)}")
+            raise LaunchError(f"Slurm refuses {job.name}: {child.reason(done)}")
         return done.stdout.strip().partition(";")[0]
 
     def list_jobs(self) -> Mapping[str, EngineJob]:
         """Ask squeue for all jobs of this user that it still knows."""
         done = _call("squeue", "--me", "--noheader", "--states=all", "--format=%i|%k|%T|%N|%r")
         if done.returncode:
-            raise UnansweredError(f"squeue fails: {_reason(done)}")
+            raise UnansweredError(f"squeue fails: {child.reason(done)}")
         rows = (line.split("|", 4) for line in done.stdout.splitlines() if line.count("|") >= 4)
         return {row[1]: _engine_job(row[0], *row[2:]) for row in rows}
 
@@ -136,26 +137,12 @@ def _call(*words: str, script: str = "") -> subprocess.CompletedProcess[str]:
     """
     env = {name: value for name, value in os.environ.items() if _ENVIRONMENT.fullmatch(name)}
     try:
-        done = subprocess.run(
-            words,
-            check=False,
-            env=env,
-            input=script and f"#!/bin/bash\n{script}\n",
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_CALL_SECONDS,
-        )
+        text = script and f"#!/bin/bash\n{script}\n"
+        done = child.run(words, env=env, seconds=_CALL_SECONDS, text=text)
     except subprocess.TimeoutExpired as error:
         raise UnansweredError(f"{words[0]} has not answered for {_CALL_SECONDS:g} s") from error
     except OSError as error:
         raise UnansweredError(f"{words[0]} cannot be started: {error}") from error
     if done.returncode and re.search("Unable to contact|Socket timed out|Connection", done.stderr):
-        raise UnansweredError(f"Slurm does not answer: {_reason(done)}")
+        raise UnansweredError(f"Slurm does not answer: {child.reason(done)}")
     return done
-
-
-def _reason(done: subprocess.CompletedProcess[str]) -> str:
-    """Return the last line of what a program of Slurm has said."""
-    lines = [line for line in done.stderr.splitlines() if line.strip()]
-    return (lines or [f"exit code {done.returncode}"])[-1]

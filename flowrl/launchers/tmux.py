@@ -14,20 +14,19 @@ import os
 import shlex
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from itertools import chain, count
 from pathlib import Path
+from subprocess import CompletedProcess, TimeoutExpired
 from urllib.parse import quote, unquote
 
 from libtmux.common import has_minimum_version
 from libtmux.exc import LibTmuxException
 
 from flowrl.errors import ConfigError, LaunchError
-from flowrl.launchers import process, run_status
+from flowrl.launchers import child, process, run_status
 from flowrl.launchers.base import Handle, Job, Outcome
 from flowrl.launchers.launcher import GRACE_SECONDS, Launcher
 from flowrl.launchers.run_status import LOG_WRITER
@@ -69,20 +68,6 @@ class Pane:
         return cls(session, pane, int(pid), int(server_pid), dead == "1", run_id, folder)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
-    """The lines that tmux printed, and its exit code."""
-
-    returncode: int
-    stdout: list[str]
-    stderr: list[str]
-
-    @property
-    def why(self) -> str:
-        """The reason of a refusal, for people."""
-        return "; ".join(self.stderr) or f"exit code {self.returncode}"
-
-
 class TmuxServer:
     """A tmux server that may be missing, just ending, or frozen.
 
@@ -94,13 +79,13 @@ class TmuxServer:
         # The words after `tmux` that name the server.
         self.address = () if socket is None else ("-S" if self.socket_path else "-L", socket)
 
-    def run(self, *words: str) -> Reply:
+    def run(self, *words: str) -> CompletedProcess[str]:
         """Run one tmux command line; the reply says what tmux refused.
 
         Raises LaunchError if tmux is missing, cannot be executed or does not answer.
         """
         reply = self._run(words)
-        if any(_ENDING in line for line in reply.stderr):
+        if _ENDING in reply.stderr:
             time.sleep(_PAUSE_SECONDS)
             return self._run(words)
         return reply
@@ -109,25 +94,17 @@ class TmuxServer:
         """Every pane of the server; raises LaunchError if tmux cannot list them."""
         reply = self.run("list-panes", "-a", "-F", _PANE_FORMAT)
         if reply.returncode == 0:
-            return [Pane.parse(line) for line in reply.stdout]
-        if any(words in reply.why for words in _NO_SERVER):
+            return [Pane.parse(line) for line in reply.stdout.splitlines()]
+        if any(words in reply.stderr for words in _NO_SERVER):
             return []
-        raise LaunchError(f"tmux cannot list its panes: {reply.why}")
+        raise LaunchError(f"tmux cannot list its panes: {child.reason(reply)}")
 
-    def _run(self, words: tuple[str, ...]) -> Reply:
+    def _run(self, words: tuple[str, ...]) -> CompletedProcess[str]:
         """Run a client; libtmux's `Server.cmd` would wait for a frozen server for ever."""
         try:
-            done = subprocess.run(
-                [shutil.which("tmux") or "tmux", *self.address, *words],
-                env=_environment(),
-                check=False,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                encoding="utf-8",
-                errors="backslashreplace",
-                timeout=REPLY_SECONDS,
-            )
-        except subprocess.TimeoutExpired as error:
+            tmux = (shutil.which("tmux") or "tmux", *self.address, *words)
+            return child.run(tmux, env=_environment(), seconds=REPLY_SECONDS)
+        except TimeoutExpired as error:
             raise LaunchError(
                 f"the tmux server does not answer within {REPLY_SECONDS:g} s; "
                 "if it is stopped, continue it (kill -CONT) or end it"
@@ -136,8 +113,6 @@ class TmuxServer:
             raise LaunchError(_MISSING) from error
         except OSError as error:
             raise LaunchError(f"tmux cannot be executed: {error}") from error
-        stdout, stderr = done.stdout.splitlines(), done.stderr.splitlines()
-        return Reply(returncode=done.returncode, stdout=stdout, stderr=stderr)
 
 
 class TmuxLauncher(Launcher):
@@ -248,12 +223,12 @@ class TmuxLauncher(Launcher):
             *_options(job, f"={name}:"),
         )
         if reply.returncode == 0:
-            return _handle(job, Pane.parse(reply.stdout[0]))
-        if any("duplicate session" in line for line in reply.stderr):
+            return _handle(job, Pane.parse(reply.stdout.splitlines()[0]))
+        if "duplicate session" in reply.stderr:
             return None
         if reply.stdout:  # it has started, without one of its options
-            self.server.run("kill-pane", "-t", Pane.parse(reply.stdout[0]).pane)
-        raise LaunchError(f"tmux cannot start {name}: {reply.why}")
+            self.server.run("kill-pane", "-t", Pane.parse(reply.stdout.splitlines()[0]).pane)
+        raise LaunchError(f"tmux cannot start {name}: {child.reason(reply)}")
 
     def _respawn(self, job: Job, pane: Pane) -> Handle | None:
         """Start a job in the dead pane of a former one: attached clients stay attached.
@@ -265,11 +240,11 @@ class TmuxLauncher(Launcher):
             *_options(job, pane.pane),
             *(";", "display-message", "-p", "-t", pane.pane, _PANE_FORMAT),
         )
-        if any(words in reply.why for words in _CLOSED):
+        if any(words in reply.stderr for words in _CLOSED):
             return None
         if reply.returncode != 0:
-            raise LaunchError(f"tmux cannot restart {pane.session}: {reply.why}")
-        return _handle(job, Pane.parse(reply.stdout[0]))
+            raise LaunchError(f"tmux cannot restart {pane.session}: {child.reason(reply)}")
+        return _handle(job, Pane.parse(reply.stdout.splitlines()[0]))
 
 
 def _environment() -> dict[str, str]:
@@ -286,15 +261,14 @@ def _environment() -> dict[str, str]:
 
 def _options(job: Job, target: str) -> list[str]:
     """Commands chained to the one that starts the runner: a later call would miss a fast exit."""
-    words = [sys.executable, "-I", "-S", str(LOG_WRITER)]
-    # It runs in the server's folder, and tmux expands times and formats before the shell.
-    log = "exec " + shlex.join([*words, str((job.folder / job.log).absolute())])
+    log = "exec " + shlex.join(run_status.log_words(job))
+    log = log.replace("%", "%%").replace("#", "##")  # times and formats, which tmux expands
     return [
         *(";", "set-option", "-p", "-t", target, RUN_OPTION, job.run_id),
         *(";", "set-option", "-p", "-t", target, _FOLDER_OPTION, _quoted(job.folder)),
         *(";", "set-option", "-p", "-t", target, "remain-on-exit", "failed"),
         *(";", "set-option", "-t", target, "destroy-unattached", "off"),
-        *(";", "pipe-pane", "-t", target, log.replace("%", "%%").replace("#", "##")),
+        *(";", "pipe-pane", "-t", target, log),
     ]
 
 

@@ -118,11 +118,8 @@ def explain(
 ) -> Explanation:
     """Explain the success of a plan.
 
-    Args:
-      plan: its steps.
-      ends: what came of each.
-      own: skill → success of its ended attempts in the run in which its expert was trained.
-      bound: a step was done only with what later steps need (`--keep_needs`).
+    `ends` says what came of each step, `own` by skill the success of its ended attempts in the run
+    in which its expert was trained. If `bound`, a step was done only with what later steps need.
     """
     episodes = sum(end.died + end.cut for end in ends) + ends[-1].done
     total = max(1, episodes)

@@ -64,21 +64,14 @@ class EpisodesOrigin:
 class RecordedEpisode:
     """One episode of T timesteps."""
 
-    number: int
-    """Its number in the file, from 1."""
-    world_key: np.ndarray
-    """uint32: of the world."""
+    number: int  # its number in the file, from 1
+    world_key: np.ndarray  # uint32: of the world
     success: bool
-    actions: np.ndarray
-    """int16[T]"""
-    steps: np.ndarray
-    """int16[T]: the step of the plan in which each action was taken, from 0."""
-    step_keys: np.ndarray
-    """uint32[T, …]: of what the game draws in each timestep."""
-    rewards: np.ndarray
-    """f32[T]"""
-    digests: np.ndarray
-    """uint32[T]: of the world before each action."""
+    actions: np.ndarray  # int16[T]
+    steps: np.ndarray  # int16[T]: the step of the plan in which each action was taken, from 0
+    step_keys: np.ndarray  # uint32[T, …]: of what the game draws in each timestep
+    rewards: np.ndarray  # f32[T]
+    digests: np.ndarray  # uint32[T]: of the world before each action
 
 
 @dataclass(frozen=True, kw_only=True)

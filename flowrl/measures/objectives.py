@@ -115,8 +115,7 @@ def parse_objective(text: str, *, measured: Sequence[str] = tuple(MEASURES)) -> 
     >>> objective.score({"success": 0.9, "deaths": 0.3})
     0.8333333333333334
 
-    Raises:
-      ConfigError: a term is malformed, or names no measure, or one that is not measured.
+    Raises ConfigError if a term is malformed, or names no measure, or one that is not measured.
     """
     weights: dict[str, float] = {}
     limits: list[tuple[str, str, float]] = []

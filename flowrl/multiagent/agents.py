@@ -113,11 +113,6 @@ def learn(
     return jax.lax.cond(agents.epoch[0] % config.train_interval == 0, train, skip)
 
 
-def learning(config: LearnerConfig) -> Callable[..., tuple[Agents, AgentFigures]]:
-    """Return `learn`, compiled for agents with leaves `[A, …]`."""
-    return jax.jit(partial(learn, config))
-
-
 def _learn_ppo(
     config: LearnerConfig, agent: Agents, rollout: Rollout, key: jax.Array
 ) -> tuple[Agents, AgentFigures]:

@@ -199,7 +199,7 @@ def _programs(run: _Run) -> tuple[Callable[..., Any], Callable[..., Any], Bounda
     root = jax.random.fold_in(jax.random.key(own.seed), _ROOT)
     world_key, learn_key = jax.random.split(root)
     program = collecting.collecting(run.world, own)
-    learning = agents.learning(own)
+    learning = jax.jit(partial(agents.learn, own))
     logger.info("making %d copies of the world %s", own.num_envs, run.config.world)
 
     def collect(learner: Agents, collector: Collector, _: int) -> Any:

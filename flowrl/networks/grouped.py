@@ -156,13 +156,8 @@ def tiles_of(expert: jax.Array, *, num_experts: int, size: int) -> Tiles:
 def apply(packed: Packed, obs: jax.Array, expert: jax.Array, *, activation: str):
     """Logits f32 `[B, actions]` and values f32 `[B]`, tile by tile.
 
-    When one expert acts in all rows, as in the first steps of a plan, it is evaluated once.
-
-    Args:
-      packed: leaves `[E, …]`.
-      obs: f32 `[B, size]`.
-      expert: int32 `[B]`, the acting expert of each row.
-      activation: of the hidden layers.
+    When one expert acts in all rows, as in the first steps of a plan, it is evaluated once. The
+    arguments are those of `dispatch.apply`.
     """
     return jax.lax.cond(
         (expert == expert[0]).all(),
@@ -199,14 +194,8 @@ def evaluate(packed: Packed, rows: Any, index: jax.Array, *, row_loss, activatio
     """Mean loss of the rows `index`, mean figures, and the loss's gradient, two tiles at a time.
 
     Gradients are taken inside the loop and added up, since reverse-mode differentiation through
-    a loop of unknown length is impossible. Losses and figures are those of all rows at once.
-
-    Args:
-      packed: leaves `[E, …]`; the gradient has the same form.
-      rows: a tree of leaves `[N, …]` with attributes `obs` and `expert`.
-      index: int32 `[M]`, the rows to take.
-      row_loss: as `dispatch.evaluate_rows` takes it.
-      activation: of the hidden layers.
+    a loop of unknown length is impossible. Losses and figures are those of all rows at once. The
+    arguments are those of `dispatch.evaluate_rows`; the gradient has the form of `packed`.
     """
     num_rows, num_experts = index.shape[0], packed.first.kernel.shape[0]
     size = tile_size(num_rows, num_experts, _MOST_LEARNT)

@@ -28,11 +28,9 @@ def advantages(
       rewards, values: f32 `[T, B]`, T steps of B environments.
       boundaries: bool `[T, B]`, the task or the episode ended with this step.
       last_value: f32 `[B]`, the critic's value after step T.
-      gamma: discount γ.
-      lam: λ.
+      gamma, lam: γ and λ.
 
-    Returns:
-      f32 `[T, B]`, in units of reward; add `values` for the returns.
+    Returns f32 `[T, B]`, in units of reward; add `values` for the returns.
     """
     goes_on = 1.0 - boundaries.astype(values.dtype)
     next_values = jnp.concatenate([values[1:], last_value[None]])

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from flowrl.config import PPOConfig
-from flowrl.envs.base import WalkingEnv
+from flowrl.envs.vector import BatchedEnv
 from flowrl.errors import TrainingError
 from flowrl.networks.grouped import Packed
 from flowrl.ppo.loss import Hyperparameters
@@ -88,7 +88,7 @@ def settled(config: PPOConfig, frames: np.ndarray) -> np.ndarray:
 
 
 def start(
-    env: WalkingEnv, config: PPOConfig, programs: Programs, *, train: TrainState, key: jax.Array
+    env: BatchedEnv, config: PPOConfig, programs: Programs, *, train: TrainState, key: jax.Array
 ) -> Learner:
     """A learner in fresh environments; `train` has leaves `[E, …]`."""
     placement, keys = programs.placement, programs.shard_keys(key)
@@ -102,7 +102,7 @@ def start(
 
 
 def train(  # noqa: PLR0913
-    env: WalkingEnv,
+    env: BatchedEnv,
     config: PPOConfig,
     programs: Programs,
     *,
@@ -120,8 +120,7 @@ def train(  # noqa: PLR0913
     Reports come after updates at which all devices have the same parameters: every
     `grad_sync_period`-th one and the last. `learner` is donated; `episodes` were seen before.
 
-    Raises:
-      TrainingError: a loss or a parameter is not finite.
+    Raises TrainingError if a loss or a parameter is not finite.
     """
     episodes = episodes or EpisodeLog(config.num_envs, env.num_tasks)
     counts, over, code = 0, 0, 0
@@ -167,7 +166,7 @@ def _record(episodes: EpisodeLog, stats: Stats, num_tasks: int) -> tuple[np.ndar
 
 
 def _updates(  # noqa: PLR0913
-    env: WalkingEnv,
+    env: BatchedEnv,
     config: PPOConfig,
     programs: Programs,
     *,
@@ -203,7 +202,7 @@ def _updates(  # noqa: PLR0913
 
 
 def update(
-    env: WalkingEnv,
+    env: BatchedEnv,
     programs: Programs,
     learner: Learner,
     hyper: Hyperparameters,

@@ -14,8 +14,7 @@ from flowrl.config import PPOConfig
 class Hyperparameters(NamedTuple):
     """The numbers of an update that are data, f32 scalars; no program is made anew for them."""
 
-    lr: Any
-    """f32[], or f32[E]: of each expert."""
+    lr: Any  # f32[], or f32[E]: of each expert
     gamma: Any
     gae_lambda: Any
     clip_eps: Any
@@ -51,14 +50,8 @@ def ppo_loss(
     ground in the paper, and Andrychowicz et al. 2021 (arXiv:2006.05990, section 3.2) found it to
     harm.
 
-    Args:
-      logits: f32 `[N, actions]`.
-      value: f32 `[N]`.
-      rows: N rows.
-      hyper: clip range and weights.
-
-    Returns:
-      Losses f32 `[N]` and named figures f32 `[N]` each.
+    Takes logits f32 `[N, actions]`, values f32 `[N]` and N rows; returns losses f32 `[N]` and named
+    figures f32 `[N]` each.
     """
     log_probs = jax.nn.log_softmax(logits)
     chosen = jnp.take_along_axis(log_probs, rows.action[:, None], axis=-1)[:, 0]

@@ -54,8 +54,7 @@ def connected(config: TrainConfig, stop: Callable[[], int | None]) -> Iterator[T
 
     `stop` returns an exit code to stop with, or None; it is called while others are waited for.
 
-    Raises:
-      ConfigError: the processes' command lines, modules or sources differ.
+    Raises ConfigError if the processes' command lines, modules or sources differ.
     """
     if config.num_processes == 1:
         yield config

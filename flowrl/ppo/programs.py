@@ -19,30 +19,17 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from flowrl.config import PPOConfig, num_shards
-from flowrl.envs.base import StepOutput, WalkingEnv
+from flowrl.envs.base import StepOutput
+from flowrl.envs.vector import BatchedEnv
 from flowrl.experts import checkpoint
 from flowrl.networks.grouped import Dense, Packed, pack, pad_experts, unpack
 from flowrl.ppo import optimizer
 from flowrl.ppo.loss import Hyperparameters
 from flowrl.ppo.rollout import RolloutBatch, RolloutState, Timestep, rollout
-from flowrl.ppo.sharding import (
-    COPIED,
-    ONE_DEVICE,
-    SPLIT,
-    Axis,
-    Placement,
-    place,
-    shard_size,
-)
+from flowrl.ppo.sharding import COPIED, ONE_DEVICE, SPLIT, Axis, Placement, place, shard_size
 from flowrl.ppo.sparse_inputs import learn_from_columns
 from flowrl.ppo.update import Stats, TrainState, average_copies, draw_minibatches, stats_of_all
-from flowrl.program_cache import (
-    Program,
-    ProgramCache,
-    ProgramOnEach,
-    ProgramSpec,
-    register_results,
-)
+from flowrl.program_cache import Program, ProgramCache, ProgramOnEach, ProgramSpec, register_results
 from flowrl.runs import expert_shapes
 
 _LEAST_ACTING = 8
@@ -79,7 +66,7 @@ class Programs(NamedTuple):
 
 
 def begin_programs(
-    env: WalkingEnv, config: PPOConfig, cache: ProgramCache | None = None
+    env: BatchedEnv, config: PPOConfig, cache: ProgramCache | None = None
 ) -> Programs:
     """Let threads load or compile a trainer's programs, the slowest first."""
     placement, cache = place(config), cache or ProgramCache()
@@ -121,7 +108,7 @@ def begin_programs(
 class _Shapes:
     """Shapes of the programs' arguments, which are asked for only to trace a program."""
 
-    env: WalkingEnv
+    env: BatchedEnv
     config: PPOConfig
     placement: Placement
     act: Callable[..., Any]
@@ -185,7 +172,7 @@ def padding(num_experts: int) -> Callable[[Packed], Packed]:
     return partial(pad_experts, num_experts=acting_experts(num_experts))
 
 
-def stacked_like(env: WalkingEnv, config: PPOConfig) -> Any:
+def stacked_like(env: BatchedEnv, config: PPOConfig) -> Any:
     """Shapes of the experts as they are stored, leaves `[E, …]`."""
     leaves = expert_shapes(env.observation_size, env.num_actions, config.layer_size)
     return checkpoint.like_of({path: (env.num_experts, *shape) for path, shape in leaves.items()})
@@ -205,7 +192,7 @@ def _key_like() -> tuple[Any]:
 
 
 def _act(
-    env: WalkingEnv, config: PPOConfig, packed: Packed, state: RolloutState
+    env: BatchedEnv, config: PPOConfig, packed: Packed, state: RolloutState
 ) -> tuple[RolloutState, RolloutBatch, jax.Array]:
     """A rollout of one shard, and a key to restock with."""
     state, batch = rollout(env, config, packed, state)

@@ -16,13 +16,7 @@ from flowrl.envs.base import COUNTS, REWARD_LIMIT
 from flowrl.errors import FileRefusedError, format_error
 from flowrl.measures.objectives import read_curve
 from flowrl.paths import RunPaths, slug
-from flowrl.ppo.loop import (
-    Counters,
-    UpdateReport,
-    frames_per_update,
-    learning_rate,
-    num_updates,
-)
+from flowrl.ppo.loop import Counters, UpdateReport, frames_per_update, learning_rate, num_updates
 from flowrl.ppo.run_io import Assignment
 from flowrl.ppo.trackers import Guarded, open_trackers
 from flowrl.runs import REPORT, Progress
@@ -89,8 +83,7 @@ class Reporter:
     def begin_training(self, counters: Counters) -> None:
         """Report that training begins; what was logged beyond `counters` is removed.
 
-        Raises:
-          ConfigError: a tracker needs a package that is not installed.
+        Raises ConfigError if a tracker needs a package that is not installed.
         """
         self._trackers = open_trackers(
             self._run_paths, flags(self._config), run_id=self._run.run_id, frames=counters.frames

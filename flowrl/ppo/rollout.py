@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 
 from flowrl.config import PPOConfig
-from flowrl.envs.base import StepOutput, WalkingEnv
+from flowrl.envs.base import StepOutput
+from flowrl.envs.vector import BatchedEnv
 from flowrl.networks import dispatch
 from flowrl.networks.grouped import Packed, in_precision
 
@@ -48,15 +49,12 @@ class RolloutBatch(NamedTuple):
 
 
 def rollout(
-    env: WalkingEnv, config: PPOConfig, packed: Packed, state: RolloutState
+    env: BatchedEnv, config: PPOConfig, packed: Packed, state: RolloutState
 ) -> tuple[RolloutState, RolloutBatch]:
     """Act for T = `num_steps` steps in B environments; returns the next state and the steps.
 
-    Args:
-      packed: experts, leaves `[E, …]`.
-      state: where acting goes on, `obs` f32 `[B, observation]`.
+    The experts have leaves `[E, …]`; acting goes on from `state`, `obs` f32 `[B, observation]`.
     """
-
     packed = in_precision(packed, config.precision)
 
     def act(state: RolloutState, _: None) -> tuple[RolloutState, Timestep]:

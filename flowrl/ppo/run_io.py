@@ -21,12 +21,7 @@ from flowrl import runs, storage
 from flowrl.arguments import other_flags
 from flowrl.config import PPOConfig, num_shards
 from flowrl.envs.skill_module import TaskModule
-from flowrl.errors import (
-    ConfigError,
-    ExpertCorruptError,
-    ExpertMissingError,
-    FileRefusedError,
-)
+from flowrl.errors import ConfigError, ExpertCorruptError, ExpertMissingError, FileRefusedError
 from flowrl.experts import checkpoint
 from flowrl.games.base import ObservationSize
 from flowrl.networks.grouped import Packed
@@ -34,15 +29,7 @@ from flowrl.networks.moe import ActorCritic, init_expert
 from flowrl.paths import RunPaths
 from flowrl.ppo.loop import Counters, UpdateReport
 from flowrl.ppo.update import TrainState
-from flowrl.runs import (
-    STANDALONE,
-    ExpertReport,
-    PlannedStep,
-    RunResult,
-    TrainConfig,
-    TrainingRun,
-    expert_shapes,
-)
+from flowrl.runs import STANDALONE, ExpertReport, RunResult, TrainConfig, TrainingRun, expert_shapes
 
 logger = logging.getLogger(__name__)
 _SHARDING = ("env_shards", "grad_sync_period")
@@ -113,25 +100,13 @@ def read_assignment(config: TrainConfig, module: TaskModule) -> Assignment:
     if not (path.stem.isascii() and path.stem.isdigit() and path.suffix == ".py"):
         raise ConfigError(f"--module_path {path} must be named after its expert's index, as 2.py")
     run_paths = RunPaths(path.parent, int(path.stem))
-    plan = tuple(
-        PlannedStep(
-            skill=task.skill,
-            count=task.count,
-            expert=module.experts[task.expert_local],
-            max_steps=task.max_steps,
-            gains=task.gains,
-            keeps=task.keeps,
-            facts=task.facts,
-        )
-        for task in module.tasks
-    )
     if not run_paths.run_json.exists():
         run = TrainingRun(
             run_id=STANDALONE,
-            skill=plan[-1].skill,
+            skill=module.plan[-1].skill,
             expert=run_paths.expert,
             attempt=1,
-            plan=plan,
+            plan=module.plan,
             experts=module.experts,
             ancestors=(),
             config={},
@@ -139,7 +114,7 @@ def read_assignment(config: TrainConfig, module: TaskModule) -> Assignment:
         return Assignment(run_paths, run)
     run = runs.read_run(run_paths)
     runs.check_module(run_paths, run)
-    if (run.experts, run.plan) != (module.experts, plan):
+    if (run.experts, run.plan) != (module.experts, module.plan):
         raise FileRefusedError(
             f"{run_paths.run_json} and {run_paths.module} say different experts or plans "
             f"({run.experts} and {module.experts}); prepare the run again"
@@ -209,11 +184,7 @@ def publish(
 def finish(assignment: Assignment, params: Any, counters: Counters, **figures: Any) -> None:
     """Write the final experts, then result.json with their digests.
 
-    Args:
-      assignment: the run.
-      params: stacked parameters, leaves `[E, …]`.
-      counters: what the run has done.
-      figures: the other fields of a `RunResult`, as `step_success`.
+    `params` have leaves `[E, …]`; `figures` are the other fields of a `RunResult`.
     """
     storage.remove_file(assignment.run_paths.result_json)  # of an earlier run in the same folder
     params, run, acted = jax.device_get(params), assignment.run, counters.acted
@@ -266,8 +237,7 @@ def load_checkpoint(run_paths: RunPaths, config: PPOConfig, fresh: Resumed) -> R
 
     With another number of shards or period the run goes on with other worlds, and a warning.
 
-    Raises:
-      ExpertError: it is damaged, or of a run with other sizes.
+    Raises ExpertError if it is damaged, or of a run with other sizes.
     """
     expected = _checkpoint(fresh, config)
     saved = checkpoint.load_resume(run_paths.resume, expected)

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -67,15 +67,10 @@ ONE_DEVICE = Axis()
 
 @dataclass(frozen=True)
 class Placement:
-    """The devices of a run, in order; the shards are dealt to them in order, as many to each.
+    """The devices of a run, in order; the shards are dealt to them in order, as many to each."""
 
-    Args:
-      devices: of all processes.
-      num_shards: S, a multiple of their number.
-    """
-
-    devices: tuple[Device, ...]
-    num_shards: int
+    devices: tuple[Device, ...]  # of all processes
+    num_shards: int  # S, a multiple of their number
 
     @property
     def shards_each(self) -> int:
@@ -172,15 +167,10 @@ class Placement:
         return tree if self.mesh is None else jax.device_put(tree, device)
 
 
-class Setup(NamedTuple):
-    """A configuration with every number set, and where its shards lie."""
-
-    config: PPOConfig
-    placement: Placement
-
-
-def verify_distributed_setup(config: PPOConfig) -> Setup:
+def verify_distributed_setup(config: PPOConfig) -> PPOConfig:
     """Make sure that a run's devices are there and alike; log which shards lie on which.
+
+    Returns the configuration with every number set.
 
     Raises:
       ConfigError: there are fewer devices, or of several kinds, or environments cannot be shared.
@@ -217,14 +207,13 @@ def verify_distributed_setup(config: PPOConfig) -> Setup:
         len(placement.devices),
         "device" if len(placement.devices) == 1 else "devices",
     )
-    return Setup(config, placement)
+    return config
 
 
 def check_backend() -> None:
     """Make sure that JAX has a device.
 
-    Raises:
-      ConfigError: JAX_PLATFORMS names what is not here, or a driver fails.
+    Raises ConfigError if JAX_PLATFORMS names what is not here, or a driver fails.
     """
     try:
         jax.devices()
@@ -240,8 +229,7 @@ def check_backend() -> None:
 def check_devices(wanted: int, flag: str = "--num_devices") -> None:
     """Make sure that every process has its part of the devices; `flag` asked for them.
 
-    Raises:
-      ConfigError: there are fewer.
+    Raises ConfigError if there are fewer.
     """
     each, there = wanted // jax.process_count(), jax.local_device_count()
     if each > there:

@@ -49,10 +49,8 @@ def learn_from_columns(
 ) -> tuple[TrainState, Stats]:
     """As `update.learn` of the merged shards, computed with the columns in use if they fit.
 
-    Args:
-      config, state, minibatches, hyper, axis: as `learn` takes them.
-      shards: rollouts with leaves `[T, B, …]`, observations f32 `[T, B, size]`; grids have no
-        columns to leave out.
+    The shards have leaves `[T, B, …]`, observations f32 `[T, B, size]`; grids have no columns to
+    leave out. The other arguments are those of `learn`.
     """
     common: Any = {"minibatches": minibatches, "hyper": hyper, "axis": axis}
     if state.params.trunk:

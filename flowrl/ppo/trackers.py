@@ -28,11 +28,9 @@ class Tracker(Protocol):
 
     def log(self, figures: Mapping[str, float], *, frames: int) -> None:
         """Take the figures that hold after so many frames."""
-        ...
 
     def close(self) -> None:
         """Write what is still held back."""
-        ...
 
 
 class JsonLines:
@@ -146,8 +144,7 @@ def open_trackers(
 ) -> Guarded:
     """The trackers that a run's flags ask for; they forget what is beyond so many frames.
 
-    Raises:
-      ConfigError: one needs a package that is not installed.
+    Raises ConfigError if one needs a package that is not installed.
     """
     wanted: list[partial[Tracker]] = [partial(JsonLines, run_paths, frames)]
     if flags["use_tensorboard"]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ import numpy as np
 
 from flowrl import storage
 from flowrl.config import PPOConfig, num_shards
-from flowrl.envs.base import WalkingEnv, claims_of
+from flowrl.envs.base import claims_of
 from flowrl.envs.skill_module import TaskModule, open_module
 from flowrl.envs.tasks import SkillEnv, check_gains, make_env, step_ends
 from flowrl.envs.vector import BatchedEnv
@@ -49,15 +49,10 @@ _LEAST_STOCK = 256  # worlds, of all shards together
 def run(config: TrainConfig, stop: Callable[[], int | None]) -> int:
     """Train the run in the module's folder to its end, or until a stop is requested.
 
-    Args:
-      config: the command line.
-      stop: returns an exit code to stop with, or None; called after every update.
+    `stop` returns an exit code to stop with, or None; it is called after every update.
 
-    Returns:
-      The exit code: 0 with result.json written, else that of the stop with the state saved.
-
-    Raises:
-      FlowrlError: the run cannot be trained; its folder holds no result.
+    Returns 0 with result.json written, else the stop's exit code with the state saved. Raises
+    FlowrlError if the run cannot be trained; its folder holds no result then.
     """
     began = time.monotonic()
     use_compile_cache(config.ppo.compile_cache)
@@ -66,16 +61,8 @@ def run(config: TrainConfig, stop: Callable[[], int | None]) -> int:
         opened = open_run(connected, module)
         if not jax.process_index():
             return _train(opened, stop, began=began, asked=connected)
-        ppo, (learner, counters, _) = opened.config.ppo, prepare(opened)
-        for update in train(
-            opened.env,
-            ppo,
-            opened.programs,
-            learner=learner,
-            counters=counters,
-            trained=opened.assignment.run.trained,
-            stop=stop,
-        ):
+        learner, counters, _ = prepare(opened)
+        for update in opened.updates(learner, counters, stop):
             if update.stop and not update.ended:
                 return update.stop
         return 0
@@ -87,13 +74,27 @@ class Opened(NamedTuple):
     config: TrainConfig
     module: TaskModule
     assignment: Assignment
-    env: WalkingEnv
+    env: BatchedEnv
     programs: Programs
+
+    def updates(
+        self, learner: Learner, counters: Counters, stop: Callable[[], int | None]
+    ) -> Iterator[UpdateReport]:
+        """Train until the run's end, as `loop.train` does."""
+        return train(
+            self.env,
+            self.config.ppo,
+            self.programs,
+            learner=learner,
+            counters=counters,
+            trained=self.assignment.run.trained,
+            stop=stop,
+        )
 
 
 def open_run(config: TrainConfig, module: TaskModule) -> Opened:
     """The run in the module's folder, on the devices that are there; programs are being made."""
-    ppo = verify_distributed_setup(config.ppo).config
+    ppo = verify_distributed_setup(config.ppo)
     config = replace(config, ppo=ppo)
     processes.meet("numbers of shards (give --env_shards)", str(ppo.env_shards))
     assignment = run_io.read_assignment(config, module)
@@ -104,7 +105,7 @@ def _train(
     opened: Opened, stop: Callable[[], int | None], *, began: float, asked: TrainConfig
 ) -> int:
     """Train as the process that writes, as was `asked`; returns the exit code."""
-    config, module, assignment, env, programs = opened
+    config, module, assignment, *_ = opened
     reporter = Reporter(assignment, config.ppo)
     try:
         learner, counters, best = prepare(opened)
@@ -120,15 +121,7 @@ def _train(
         def stop_here() -> int | None:
             return EXIT_RESUMABLE if stuck else stop()
 
-        for update in train(
-            env,
-            config.ppo,
-            programs,
-            learner=learner,
-            counters=counters,
-            trained=assignment.run.trained,
-            stop=stop_here,
-        ):
+        for update in opened.updates(learner, counters, stop_here):
             reporter.report(update)
             claims = claims + claims_of(update.counts)
             check_gains(module.tasks, claims, ended=update.ended)
@@ -183,7 +176,7 @@ def walk_of(config: PPOConfig, module: TaskModule) -> SkillEnv:
     )
 
 
-def open_env(config: PPOConfig, module: TaskModule) -> tuple[WalkingEnv, Programs]:
+def open_env(config: PPOConfig, module: TaskModule) -> tuple[BatchedEnv, Programs]:
     """The environments that walk the module's plan, and the trainer's programs for them."""
     walk = walk_of(config, module)
     shards, size = num_shards(config), shard_size(config)

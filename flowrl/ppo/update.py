@@ -143,10 +143,8 @@ def average_copies(state: TrainState, acted: jax.Array, *, axis: Axis) -> TrainS
     Parameters and both moments of Adam are averaged, of the step counts the greatest is taken. An
     expert that acted on one device only moves on all as it did there.
 
-    Args:
-      state: this device's copy, leaves `[E, …]`.
-      acted: int32 `[1, E]`, steps on this device since the copies were equal.
-      axis: the devices.
+    `state` is this device's copy, leaves `[E, …]`; `acted` int32 `[1, E]` are the steps on this
+    device since the copies were equal.
     """
     total = axis.total(acted[0])
     share = acted[0] / jnp.maximum(total, 1)

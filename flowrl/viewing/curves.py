@@ -74,7 +74,7 @@ def step_curves(lines: Lines, *, minutes: bool = False) -> list[StepCurve]:
     Each point counts the newest lines whose episodes are `EPISODES` or more.
     """
     names = [key.partition("/")[2] for key in (lines[-1] if lines else {}) if key[:6] == "begun/"]
-    ended = np.cumsum([0, *(_ended(line, names) for line in lines)], dtype=float)
+    ended = np.cumsum([0, *(count_of(line, "episodes") for line in lines)], dtype=float)
     points = np.flatnonzero(ended)  # lines, from 1
     first = np.searchsorted(ended, ended[points] - EPISODES, side="right") - 1
     first = np.maximum(first, 0)
@@ -107,13 +107,6 @@ def _words(name: str) -> str:
     """The name of a step or an expert in a key: without its number in the plan."""
     number, _, rest = name.partition("_")
     return (rest if number.isdecimal() else name).replace("_", " ")
-
-
-def _ended(line: Mapping[str, Any], names: Sequence[str]) -> int:
-    """The episodes that ended since the line before; older lines say how: died, cut or done."""
-    lost = (f"{key}/{name}" for key in ("died", "cut") for name in names)
-    keys = ["episodes"] if "episodes" in line else [*lost, *(f"done/{n}" for n in names[-1:])]
-    return sum(count_of(line, key) for key in keys)
 
 
 def count_of(line: Mapping[str, Any], key: str) -> int:

@@ -33,12 +33,9 @@ _INK, _PAPER = (230, 230, 230), (24, 24, 27)
 class Film:
     """T pictures with captions."""
 
-    frames: np.ndarray
-    """uint8 `[T, H, W, 3]`."""
-    captions: tuple[str, ...]
-    """Lines of text."""
-    holds: tuple[float, ...]
-    """Seconds that each picture stays beyond those of every one."""
+    frames: np.ndarray  # uint8 `[T, H, W, 3]`
+    captions: tuple[str, ...]  # lines of text
+    holds: tuple[float, ...]  # seconds that each picture stays beyond those of every one
 
 
 def film_of(content: bytes) -> Film:

@@ -47,7 +47,7 @@ class HostsLauncher(EngineLauncher):
     def submit(self, job: Job, launch: str) -> str:
         self._refuse_silence()
         part = self._queue / f"{launch}.part"
-        part.write_text(runner_line(job, launch))
+        part.write_text(runner_line(job))
         part.rename(self._queue / f"{launch}.job")
         return launch
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from flowrl.games.base import find_game
+
 CLASSIC = "Craftax-Classic-Symbolic-v1"
 FULL = "Craftax-Symbolic-v1"
 GAMES = {"craftax_classic": CLASSIC, "craftax": FULL}
@@ -48,8 +50,7 @@ def module_text(steps: Sequence[Written] = PLAN, *, package: str = "craftax_clas
     plan = [{"skill": s.skill, "count": s.count, "expert": s.expert} for s in steps]
     parts = [
         '"""Run of a skill, for a test."""',
-        "import jax\nimport jax.numpy as jnp\n"
-        f"from craftax.{package}.constants import Achievement, Action, BlockType",
+        f"import jax\nimport jax.numpy as jnp\n{find_game(GAMES[package]).import_line}",
         f"GAME = {GAMES[package]!r}",
         f"GLOBAL_TO_LOCAL = { {expert: local for local, expert in enumerate(experts)} }",
         f"LOCAL_TO_GLOBAL = {dict(enumerate(experts))}",

@@ -184,13 +184,3 @@ def test_the_namespace_of_skill_functions_holds_no_other_builtins():
     assert set(function.__globals__["__builtins__"]) == {
         *("abs", "bool", "float", "int", "len", "max", "min", "range", "sum"),
     }
-
-
-def test_a_module_that_was_written_when_the_game_had_fewer_enums_is_read():
-    text = module_text((WOOD,), package="craftax")
-    assert "ItemType" not in text
-    assert load_module(text).game.name == FULL
-    for line in ("import Achievement, Potion", "import Achievement as BlockType"):
-        other = text.replace("import Achievement, Action, BlockType", line)
-        with pytest.raises(SkillError, match="here stands `from craftax"):
-            load_module(other)

@@ -214,7 +214,7 @@ def test_a_log_that_cannot_be_opened_does_not_block_who_writes(tmp_path):
     "megabytes", [40, pytest.param(1000, marks=pytest.mark.slow)], ids=["some", "a gigabyte"]
 )
 def test_a_flood_through_a_launcher_fills_no_disk(local, make_job, monkeypatch, megabytes):
-    monkeypatch.setattr("flowrl.launchers.local.LOG_WRITER", small_log(make_job))
+    monkeypatch.setattr("flowrl.launchers.run_status.LOG_WRITER", small_log(make_job))
     flood = f"import sys\nfor _ in range({megabytes}): sys.stdout.write('flood 789' * 116509)\n"
     job = make_job(flood + "print('the end', flush=True)", env={"MY_TOKEN": "canary-canary"})
     outcome = end_of(local, local.launch(job), job, seconds=120.0)

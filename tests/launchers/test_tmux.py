@@ -155,9 +155,10 @@ def test_a_session_that_is_not_ours_is_left_alone(tmux, make_job):
     assert tmux.launch(job).session == "flowrl_e0_Wood_2"
     start_of(job)
     assert sessions(tmux) == ["flowrl_e0_Wood", "flowrl_e0_Wood_2"]
-    assert tmux.server.run(
-        "list-panes", "-s", "-t", "=flowrl_e0_Wood", "-F", "#{pane_dead}"
-    ).stdout == ["0"]
+    assert (
+        tmux.server.run("list-panes", "-s", "-t", "=flowrl_e0_Wood", "-F", "#{pane_dead}").stdout
+        == "0\n"
+    )
 
 
 def test_a_run_that_has_just_been_launched_is_adopted_by_name(tmux, make_job, monkeypatch):

@@ -50,7 +50,7 @@ def test_a_launch_that_was_given_up_starts_nothing_later(tmux, make_job, monkeyp
             tmux.launch(job)
     until(lambda: job.name in sessions(tmux))  # the server carries it out now
     late = "#{pane_dead}"
-    until(lambda: tmux.server.run("list-panes", "-t", f"={job.name}:", "-F", late).stdout == ["1"])
+    until(lambda: tmux.server.run("list-panes", "-t", f"={job.name}:", "-F", late).stdout == "1\n")
     assert not run_status.lock_held(job.folder)
     assert not (job.folder / "ready").exists()
     tmux.launch(job)

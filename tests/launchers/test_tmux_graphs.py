@@ -52,7 +52,7 @@ def test_the_session_that_another_graph_keeps_for_reading_stays(tmux, of_graph):
     handle = tmux.launch(of_graph("second", SLEEP, OTHER_RUN))
     assert handle.session == f"{WOOD}_2"
     text = tmux.server.run("capture-pane", "-p", "-S", "-", "-t", f"={WOOD}:").stdout
-    assert "what went wrong" in text
+    assert "what went wrong\n" in text
 
 
 def test_a_retry_goes_into_its_own_graphs_session(tmux, of_graph):
@@ -104,7 +104,7 @@ def test_only_the_sessions_of_a_graphs_own_done_jobs_are_closed(tmux, of_graph):
     tmux.clear(runs, [done.folder, lives.folder])
     assert sessions(tmux) == [f"{WOOD}_2", f"{WOOD}_3", "flowrl_e1_Table", "flowrl_e2_Pick"]
     text = tmux.server.run("capture-pane", "-p", "-S", "-", "-t", "=flowrl_e1_Table:").stdout
-    assert "what went wrong" in text
+    assert "what went wrong\n" in text
     until(lambda: not log_writers(done.folder) and not log_writers(kept.folder))
     assert log_writers(lives.folder)
     assert reader.poll() is None, "a user who reads the log is left alone"

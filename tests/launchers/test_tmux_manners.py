@@ -63,14 +63,14 @@ def test_a_server_that_flowrl_starts_knows_no_secret(tmux, make_job, monkeypatch
     monkeypatch.setenv("WANDB_API_KEY", "hunter2hunter2")
     monkeypatch.setenv("https_proxy", "http://ann:hunter2hunter2@proxy:3128")
     tmux.launch(make_job(SLEEP))
-    known = "\n".join(tmux.server.run("show-environment", "-g").stdout)
+    known = tmux.server.run("show-environment", "-g").stdout
     assert "hunter2" not in known
     assert "PATH=" in known
 
 
 def test_a_scheduler_inside_another_server_uses_the_users_own(tmux, make_job, monkeypatch):
     handle = tmux.launch(make_job(SLEEP))
-    path = tmux.server.run("display-message", "-p", "#{socket_path}").stdout[0]
+    path = tmux.server.run("display-message", "-p", "#{socket_path}").stdout.strip()
     monkeypatch.setenv("TMUX", f"{path},{handle.server_pid},0")
     assert TmuxLauncher().server.panes() == []
 

@@ -18,7 +18,7 @@ def cause_of(outcome: Outcome) -> ExitCause:
 
 
 def sessions(tmux: TmuxLauncher) -> list[str]:
-    return tmux.server.run("list-sessions", "-F", "#{session_name}").stdout
+    return tmux.server.run("list-sessions", "-F", "#{session_name}").stdout.splitlines()
 
 
 @contextmanager
@@ -42,7 +42,7 @@ def somebody_attached(tmux: TmuxLauncher, session: str) -> Iterator[None]:
             tmux.server.run(
                 "display-message", "-p", "-t", f"={session}:", "#{session_attached}"
             ).stdout
-            == ["1"]
+            == "1\n"
         )
     )
     try:

@@ -301,16 +301,13 @@ def test_an_epochs_arrays_are_handed_over_where_they_lie(train, monkeypatch, wor
 
 
 def test_worlds_networks_and_the_learning_of_every_epoch_have_keys_of_their_own(monkeypatch):
-    keys = []
+    def learn(_, learner, rollout, key):
+        return learner, jax.random.key_data(key)
 
-    def learning(own):
-        return lambda learner, rollout, key: keys.append(jax.random.key_data(key)) or (learner, {})
-
-    monkeypatch.setattr(run.agents, "learning", learning)
+    monkeypatch.setattr(run.agents, "learn", learn)
     world = MatchTheSign("match_the_sign", 3)
     _, learn, new = run._programs(run._Run(parse(IndependentConfig, [*TINY]), world, None))
-    for epoch in range(3):
-        learn(new.learner, (None, None), epoch)
+    keys = [learn(new.learner, (None, None), epoch)[1] for epoch in range(3)]
     keys.append(jax.random.key_data(new.collector.key))
     networks = jax.vmap(lambda agent: jax.random.fold_in(jax.random.key(0), agent))(jnp.arange(99))
     keys += list(jax.random.key_data(networks))

@@ -149,7 +149,7 @@ def test_a_graph_of_eight_real_skills_trains_two_at_a_time(place):
     daemon = place.start(*TMUX, "--max_nodes=8", "--max_parallel_skills=2")
     until(lambda: is_running(place, WOOD), seconds=60)
     sessions = TmuxLauncher("test").server.run("list-sessions", "-F", "#{session_name}").stdout
-    assert "flowrl_e0_Collect_Wood" in sessions
+    assert "flowrl_e0_Collect_Wood" in sessions.splitlines()
     place.open("gate")
     assert ended(daemon)[0] == 0
     lines = place.lines()

@@ -136,23 +136,19 @@ def test_a_replica_that_is_refused_says_why_in_the_last_line(tmp_path):
     assert "is not the module that" in said.strip().rpartition("\n")[2]
 
 
+def train_words(graph_paths, config: PPOConfig, *, sandbox: str) -> tuple[str, ...]:
+    words = ("train", str(graph_paths.root), "--target_skill", SAPLING, f"--sandbox={sandbox}")
+    own = ("--tmux_socket=test", "--min_success_rate=0", *to_argv(config))
+    return (sys.executable, "-m", "flowrl", *words, *own)
+
+
 @pytest.mark.slow
 @pytest.mark.tmux
 @pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
 def test_confined_replicas_train_to_a_merge(tmp_path, server_folder):  # noqa: F811
     graph_paths = GraphPaths(tmp_path / "graph")
-    words = (
-        sys.executable,
-        "-m",
-        "flowrl",
-        "train",
-        str(graph_paths.root),
-        "--target_skill",
-        SAPLING,
-    )
-    own = ("--tmux_socket=test", "--min_success_rate=0", "--sandbox=bwrap")
     done = subprocess.run(
-        (*words, *own, *to_argv(CONFIG)),
+        train_words(graph_paths, CONFIG, sandbox="bwrap"),
         check=False,
         capture_output=True,
         text=True,
@@ -172,21 +168,11 @@ def test_confined_replicas_train_to_a_merge(tmp_path, server_folder):  # noqa: F
 def test_replicas_are_one_run_to_a_scheduler_that_is_killed(tmp_path, server_folder):  # noqa: F811
     graph_paths = GraphPaths(tmp_path / "graph")
     config = replace(CONFIG, total_timesteps=10 * CONFIG.total_timesteps, success_state_rate=0.99)
-    words = (
-        sys.executable,
-        "-m",
-        "flowrl",
-        "train",
-        str(graph_paths.root),
-        "--target_skill",
-        SAPLING,
-    )
-    own = ("--tmux_socket=test", "--min_success_rate=0", "--sandbox=none")
     run_paths = graph_paths.run(0, SAPLING)
 
     def scheduler() -> subprocess.Popen[str]:
-        command = (*words, *own, *to_argv(config))
-        return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        words = train_words(graph_paths, config, sandbox="none")
+        return subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
 
     first = scheduler()
     until(lambda: has_round(run_paths, 2) or first.poll() is not None, seconds=300)

@@ -11,7 +11,7 @@ import pytest
 
 from flowrl.config import PPOConfig
 from flowrl.errors import ConfigError
-from flowrl.ppo.sharding import check_backend, verify_distributed_setup
+from flowrl.ppo.sharding import check_backend, place, verify_distributed_setup
 
 
 @pytest.fixture
@@ -32,10 +32,10 @@ def machine(monkeypatch):
 
 def test_where_there_is_one_device_all_are_one_and_a_warning_says_so(machine, caplog):
     machine("cpu")
-    config, placement = verify_distributed_setup(PPOConfig(num_devices=0))
+    config = verify_distributed_setup(PPOConfig(num_devices=0))
     assert "--num_devices 0: there is one device, so the run trains on one" in caplog.text
-    assert (config.num_devices, config.env_shards, placement.mesh) == (1, 1, None)
-    assert config == verify_distributed_setup(PPOConfig()).config
+    assert (config.num_devices, config.env_shards, place(config).mesh) == (1, 1, None)
+    assert config == verify_distributed_setup(PPOConfig())
 
 
 @pytest.mark.parametrize(
@@ -65,10 +65,10 @@ def test_half_precision_is_refused_on_a_cpu_alone(machine):
     with pytest.raises(ConfigError, match=r"--precision bf16 is for GPUs, .* leave it out"):
         verify_distributed_setup(half)
     machine("gpu")
-    assert verify_distributed_setup(half).config.precision == "bf16"
+    assert verify_distributed_setup(half).precision == "bf16"
 
 
 def test_threads_are_as_many_for_each_of_all_devices(machine):
     machine("cpu", "cpu", cpus=3)
-    config, placement = verify_distributed_setup(PPOConfig(num_devices=0, num_envs=96))
-    assert (config.num_devices, config.env_shards, placement.shards_each) == (2, 2, 1)
+    config = verify_distributed_setup(PPOConfig(num_devices=0, num_envs=96))
+    assert (config.num_devices, config.env_shards, place(config).shards_each) == (2, 2, 1)

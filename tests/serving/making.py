@@ -56,6 +56,7 @@ def write_run(run_paths: RunPaths) -> None:
 def _line(update: int) -> dict[str, float]:
     line = {"frames": 1000 * update, "seconds": float(update), "success_rate": update / 40}
     line |= {"mean_episode_length": 9.0, "mean_episode_return": update / 10}
+    line["episodes"] = 60 + 40 * len(STEPS)
     for number, name in enumerate(STEPS):
         step = f"{number}_{name.replace(' ', '_')}"
         line |= {f"begun/{step}": 100, f"done/{step}": 60, f"died/{step}": 40, f"cut/{step}": 0}

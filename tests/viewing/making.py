@@ -16,7 +16,7 @@ def lines_of(seed: int, *, updates: int, steps: tuple[str, ...] = STEPS) -> list
     draw, lines = random.Random(seed), []
     for update in range(1, updates + 1):
         line: dict[str, Any] = {"frames": 4096 * update, "seconds": 2.0 * update}
-        begun = draw.randint(0, 60)
+        line["episodes"] = begun = draw.randint(0, 60)
         for step in steps:
             died = draw.randint(0, begun // 3)
             cut = draw.randint(0, (begun - died) // 3)

@@ -89,7 +89,7 @@ def test_any_name_is_text_in_every_picture(name, tmp_path):
     shows_only(metric_picture(name, [line | {f"m/{name}": 1} for line in lines], "m"))
 
 
-KEYS = [*lines_of(1, updates=1)[0], "episodes", "acted/expert_0", "acted/expert_7", "loss"]
+KEYS = [*lines_of(1, updates=1)[0], "acted/expert_0", "acted/expert_7", "loss"]
 COUNTS = st.integers(0, 2**53) | st.sampled_from([10**400, -1, 2**64])
 VALUES = st.recursive(
     COUNTS | st.none() | st.booleans() | st.floats() | st.text(max_size=5),
