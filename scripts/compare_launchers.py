@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -50,7 +51,7 @@ def main() -> None:
 def trained(folder: Path, launcher: str, skills: int) -> dict[int, str]:
     """Train the graph, or go on with it; returns the content digest of each expert."""
     graph = folder.absolute() / launcher
-    with engine(launcher, folder.absolute()) as flags:
+    with engine(launcher) as flags:
         subprocess.run(
             (
                 *(sys.executable, "-m", "flowrl", "train", str(graph), f"--launcher={launcher}"),
@@ -64,11 +65,11 @@ def trained(folder: Path, launcher: str, skills: int) -> dict[int, str]:
 
 
 @contextlib.contextmanager
-def engine(launcher: str, folder: Path) -> Iterator[tuple[str, ...]]:
+def engine(launcher: str) -> Iterator[tuple[str, ...]]:
     """What the launcher speaks to, for the length of the block; yields its flags."""
     match launcher:
         case "slurm":
-            with slurm_cluster.cluster(folder / "cluster"):
+            with tempfile.TemporaryDirectory() as folder, slurm_cluster.cluster(Path(folder)):
                 yield ()
         case "ray":
             with ray_cluster.ray_cluster() as cluster:

@@ -20,6 +20,7 @@ from flowrl.envs.tasks import Plan, SkillEnv, WalkState
 from flowrl.program_cache import Device, ProgramCache, ProgramSpec, register_results
 
 BATCH = 8  # worlds generated at once: fewer cost as much, more are slower per world on CPUs
+_BATCHES = 32  # of a store on a GPU: 256 worlds at once take it twice as long as 8
 
 
 class Store(NamedTuple):
@@ -59,12 +60,15 @@ class BatchedEnv:
     ) -> None:
         self.env = env
         self.world_pool = world_pool
-        self.size = -(-(world_pool or stock) // BATCH) * BATCH
+        self._stock = stock
+        self.batch = batch_size(world_pool or stock)
+        self.size = -(-(world_pool or stock) // self.batch) * self.batch
         self.observation_size = env.observation_size
         self.num_actions = env.game.num_actions
         self.num_experts = len(env.module.experts)
         self.num_tasks = len(env.module.tasks)
-        self._stored = {"worlds": self.size}  # in the key of each program that takes them all
+        self._made = {"batch": self.batch}
+        self._stored = {"worlds": self.size, **self._made}  # for programs that take them all
         self._cache = ProgramCache() if cache is None else cache
         self._firsts: dict[int, Callable[..., Any]] = {}
         self._on: dict[Device, BatchedEnv] = {}
@@ -74,7 +78,7 @@ class BatchedEnv:
         if device == jax.local_devices()[0]:
             return self  # JAX's default
         if device not in self._on:
-            cache, stock = self._cache.on(device), 0 if self.world_pool else self.size
+            cache, stock = self._cache.on(device), self._stock
             self._on[device] = BatchedEnv(
                 self.env, stock=stock, world_pool=self.world_pool, cache=cache
             )
@@ -90,7 +94,8 @@ class BatchedEnv:
 
     @cached_property
     def _new_batch(self) -> Callable[..., Any]:
-        return self._cache.begin(ProgramSpec("worlds", self._generate_batch, _key_and_number))
+        spec = ProgramSpec("worlds", self._generate_batch, _key_and_number, self._made)
+        return self._cache.begin(spec)
 
     @cached_property
     def _zeros(self) -> Callable[[], Any]:
@@ -100,7 +105,9 @@ class BatchedEnv:
     @cached_property
     def _put(self) -> Callable[..., Any]:
         def like() -> tuple[Any, ...]:
-            stock, batch = (jax.eval_shape(partial(self._empty, n)) for n in (self.size, BATCH))
+            stock, batch = (
+                jax.eval_shape(partial(self._empty, n)) for n in (self.size, self.batch)
+            )
             return stock, batch, np.int32(0)
 
         return self._cache.begin(ProgramSpec("put", _put, like, self._stored, donate=(0,)))
@@ -155,7 +162,8 @@ class BatchedEnv:
 
     def world_keys(self, key: jax.Array, num_envs: int) -> jax.Array:
         """The key of each first world after a `reset` with this key, keys[B]."""
-        batches = (_batch_keys(key, np.int32(n)) for n in range(-(-num_envs // BATCH)))
+        count = -(-num_envs // self.batch)
+        batches = (_batch_keys(key, np.int32(n), self.batch) for n in range(count))
         return jnp.concatenate([*batches])[:num_envs]
 
     def current_expert(self, state: BatchedState) -> jax.Array:
@@ -167,16 +175,16 @@ class BatchedEnv:
         return state.walk.potential
 
     def _begin_again(self, key: jax.Array, state: BatchedState, done: jax.Array) -> BatchedState:
-        """New episodes in the rows that ended, up to BATCH rows at a time."""
-        size = done.shape[0]
+        """New episodes in the rows that ended, up to a batch of rows at a time."""
+        size, batch = done.shape[0], self.batch
         # The rows that ended, in order, then `size`: a row that is not there takes no writes.
         ended = jnp.sort(jnp.where(done, jnp.arange(size), size))
-        ended = jnp.concatenate([ended, jnp.full(BATCH, size, ended.dtype)])
-        lanes = jnp.arange(BATCH)
+        ended = jnp.concatenate([ended, jnp.full(batch, size, ended.dtype)])
+        lanes = jnp.arange(batch)
 
         def begin_some(carry: tuple[jax.Array, BatchedState]) -> tuple[jax.Array, BatchedState]:
             begun, (walk, store) = carry
-            rows = jax.lax.dynamic_slice(ended, (begun,), (BATCH,))
+            rows = jax.lax.dynamic_slice(ended, (begun,), (batch,))
             worlds, count, store = self._take(
                 jax.random.fold_in(key, begun), store, (rows < size).sum()
             )
@@ -192,24 +200,24 @@ class BatchedEnv:
     def _take(
         self, key: jax.Array, store: Store, wanted: jax.Array
     ) -> tuple[Any, jax.Array, Store]:
-        """BATCH worlds, how many of them count (1 … wanted), and the store without them."""
-        count = jnp.minimum(wanted, BATCH).astype(jnp.int32)
+        """A batch of worlds, how many of them count (1 … wanted), and the store without them."""
+        count = jnp.minimum(wanted, self.batch).astype(jnp.int32)
         if self.world_pool:
-            rows = jax.random.randint(key, (BATCH,), 0, self.world_pool)
+            rows = jax.random.randint(key, (self.batch,), 0, self.world_pool)
             return _rows_of(store.worlds, rows), count, store
-        worlds = _rows_of(store.worlds, (store.next[0] + jnp.arange(BATCH)) % self.size)
+        worlds = _rows_of(store.worlds, (store.next[0] + jnp.arange(self.batch)) % self.size)
         after = (store.next + count) % self.size
         return worlds, count, Store(store.worlds, store.used + count, after)
 
     def _filled(self, key: jax.Array, store: Store) -> Store:
         used, start = int(np.asarray(store.used)[0]), int(np.asarray(store.next)[0])
         worlds = store.worlds
-        for number in range(min(used, self.size) // BATCH):
+        for number in range(min(used, self.size) // self.batch):
             fresh = self._new_batch(key, np.int32(number))
-            # Never across the end: the stock and the first used one are multiples of BATCH.
-            place = (start - used + number * BATCH) % self.size
+            # Never across the end: the stock and the first used one are multiples of a batch.
+            place = (start - used + number * self.batch) % self.size
             worlds = self._put(worlds, fresh, np.int32(place))
-        return Store(worlds, _count(used % BATCH), store.next)
+        return Store(worlds, _count(used % self.batch), store.next)
 
     def _first(self, worlds: Any, rows: jax.Array, plan: Any) -> tuple[jax.Array, WalkState]:
         """Observations [B, …] and episodes [B, …] in the worlds of these rows, int32[B]."""
@@ -222,7 +230,7 @@ class BatchedEnv:
         return worlds, np.zeros(num_envs, np.int32), self.env.plan
 
     def _generate_batch(self, key: jax.Array, number: jax.Array) -> Any:
-        return jax.vmap(self.env.new_world)(_batch_keys(key, number))
+        return jax.vmap(self.env.new_world)(_batch_keys(key, number, self.batch))
 
     def _empty(self, count: int) -> Any:
         """`count` worlds of zeros."""
@@ -236,9 +244,19 @@ class BatchedEnv:
         return jax.eval_shape(self.env.new_world, jax.eval_shape(jax.random.key, 0))
 
 
-def _batch_keys(key: jax.Array, number: Any) -> jax.Array:
-    """The keys of a batch of worlds, by its number, keys[BATCH]."""
-    return jax.random.split(jax.random.fold_in(key, number), BATCH)
+def batch_size(worlds: int) -> int:
+    """Return how many of a store's worlds are generated at once, a power of two.
+
+    A store is filled by whole batches, so on a GPU a batch is a small part of it.
+    """
+    if jax.default_backend() == "cpu":
+        return BATCH
+    return 1 << max(BATCH, worlds // _BATCHES).bit_length() - 1
+
+
+def _batch_keys(key: jax.Array, number: Any, size: int) -> jax.Array:
+    """The keys of a batch of worlds, by its number, keys[size]."""
+    return jax.random.split(jax.random.fold_in(key, number), size)
 
 
 def _key_and_number() -> tuple[Any, Any]:
@@ -246,7 +264,7 @@ def _key_and_number() -> tuple[Any, Any]:
 
 
 def _put(worlds: Any, fresh: Any, place: jax.Array) -> Any:
-    """The worlds with BATCH fresh ones from `place` on."""
+    """The worlds with a batch of fresh ones from `place` on."""
     return jax.tree.map(
         lambda old, new: jax.lax.dynamic_update_slice_in_dim(old, new, place, 0), worlds, fresh
     )

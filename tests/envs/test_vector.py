@@ -133,20 +133,28 @@ def test_a_pool_is_drawn_from_evenly_and_never_changes():
     assert sum(shares) == pytest.approx(1)
 
 
-def test_a_stock_gives_every_episode_a_world_of_its_own_as_long_as_it_lasts():
-    env = BatchedEnv(CountingWorlds(), stock=32)  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("backend", "stock", "num_envs", "batch"),
+    [("cpu", 32, 6, 8), ("gpu", 32, 6, 8), ("gpu", 600, 40, 16)],
+)
+def test_a_stock_gives_every_episode_a_world_of_its_own_as_long_as_it_lasts(
+    backend, stock, num_envs, batch, monkeypatch
+):
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    env = BatchedEnv(CountingWorlds(), stock=stock)  # type: ignore[arg-type]
+    assert env.batch == batch
     step = jax.jit(env.step)
-    _, state = env.reset(jax.random.key(0), 6)
-    seen, begun = set(numbers(state)), 6
+    _, state = env.reset(jax.random.key(0), num_envs)
+    seen, begun = set(numbers(state)), num_envs
     rng = np.random.default_rng(2)
     for number in range(40):
         for _ in range(4):
-            ends = rng.random(6) < rng.choice([0.1, 0.9])
+            ends = rng.random(num_envs) < rng.choice([0.1, 0.9])
             _, state, _ = step(jax.random.key(number), state, jnp.where(ends, ENDS, 0))
             seen |= set(numbers(state))
             begun += ends.sum()
         state = env.restock(jax.random.key(100 + number), state)
-        assert int(state.store.used[0]) < BATCH
+        assert int(state.store.used[0]) < batch
     assert len(seen) == begun
     assert step._cache_size() == 1
 
