@@ -23,9 +23,6 @@ from itertools import chain, count
 from pathlib import Path
 from urllib.parse import quote, unquote
 
-from libtmux.common import has_minimum_version
-from libtmux.exc import LibTmuxException
-
 from flowrl.errors import ConfigError, LaunchError
 from flowrl.launchers import process, run_status
 from flowrl.launchers.base import Handle, Job, Outcome
@@ -150,6 +147,9 @@ class TmuxLauncher(Launcher):
 
     def check(self) -> None:
         """Raise ConfigError if tmux is missing or too old, or has no folder for its socket."""
+        from libtmux.common import has_minimum_version  # a tenth of what a start loads
+        from libtmux.exc import LibTmuxException
+
         socket = self.server.socket_path
         if socket is not None and not Path(socket).parent.is_dir():
             raise ConfigError(f"--tmux_socket {socket}: its folder does not exist; make it first")
