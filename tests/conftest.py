@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, settings
 
 from flowrl import cli
 from flowrl.launchers.sandbox import compile_cache
+from tests.games.installing import tiny_game  # noqa: F401
 from tests.waiting import limit
 
 LIGHT = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"

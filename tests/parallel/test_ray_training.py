@@ -10,7 +10,7 @@ import pytest
 from flowrl.experts.store import ExpertStore
 from flowrl.launchers.ray import RayLauncher
 from flowrl.paths import GraphPaths
-from tests.games.test_a_game_of_ones_own import installed
+from tests.games.installing import installed
 from tests.launchers.ray_cluster import RayCluster, missing, ray_cluster
 from tests.parallel.test_slurm_training import experts, train
 
