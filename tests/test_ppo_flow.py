@@ -20,9 +20,10 @@ from flowrl.errors import EXIT_DIVERGED, EXIT_RESUMABLE, EXIT_USAGE
 from flowrl.experts import checkpoint
 from flowrl.parallel.training_setup import generate_module_with_remapping
 from flowrl.paths import RunPaths
-from flowrl.runs import PlannedStep, TrainingRun, expert_shapes
+from flowrl.runs import PlannedStep, TrainingRun
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.skill import load_library
+from tests.games.installing import shapes_in
 from tests.ppo.modules import BAKE, TINY, run_folder
 from tests.waiting import limit
 
@@ -82,7 +83,7 @@ def run_paths(tmp_path, tiny_game):
 
 @pytest.fixture
 def shapes(tiny_game):
-    return expert_shapes(tiny_game.observed(sight=True), tiny_game.num_actions, 8)
+    return shapes_in(tiny_game, 8)
 
 
 def test_a_run_ends_with_experts_digests_and_exact_frames(run_paths, shapes):
@@ -137,6 +138,7 @@ def test_a_seed_that_is_no_number_ends_in_one_clear_line(run_paths, shapes):
     assert not run_paths.result_json.exists()
 
 
+@pytest.mark.slow
 def test_a_skill_that_lies_ends_in_one_clear_line(run_paths):
     text = run_paths.module.read_text().replace(DONE, "return inventory.berry >= n - 2")
     run_paths.module.write_text(text.replace("'expert': 0}", "'expert': 0, 'gains': {'berry': 2}}"))

@@ -12,6 +12,12 @@ import pytest
 
 from flowrl.games import base
 from flowrl.games.base import Game, find_game
+from flowrl.paths import GraphPaths
+from flowrl.runs import CodeApproval, expert_shapes
+from flowrl.skills.graph import SkillGraph
+from flowrl.skills.skill import load_library
+from flowrl.skills.validation.cache import ApprovalStore
+from flowrl.skills.validation.dry_run import SkillCode
 
 HERE = Path(__file__).parent / "tiny"
 
@@ -36,12 +42,26 @@ def forget_games() -> None:
         function.cache_clear()
 
 
-@pytest.fixture
-def tiny_game(tmp_path, monkeypatch) -> Iterator[Game]:
+@pytest.fixture(scope="module")
+def tiny_game(tmp_path_factory) -> Iterator[Game]:
     """The tiny game, found by this process and by those that it starts."""
-    monkeypatch.setenv("PYTHONPATH", installed(tmp_path))
-    for place in os.environ["PYTHONPATH"].split(os.pathsep)[:2]:
-        monkeypatch.syspath_prepend(place)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", installed(tmp_path_factory.mktemp("tiny")))
+        for place in os.environ["PYTHONPATH"].split(os.pathsep)[:2]:
+            patch.syspath_prepend(place)
+        forget_games()
+        yield find_game("Tiny-v1")
     forget_games()
-    yield find_game("Tiny-v1")
-    forget_games()
+
+
+def graph_of(graph_paths: GraphPaths, skill: str, game: str) -> SkillGraph:
+    """A game's own skill alone, approved untried in a graph's folder."""
+    found = load_library(game)[skill]
+    approval = CodeApproval(digest=SkillCode.of(found, game).digest)
+    ApprovalStore(graph_paths.approvals).keep(approval)
+    return SkillGraph([found])
+
+
+def shapes_in(game: Game, layer_size: int) -> dict[str, tuple[int, ...]]:
+    """The shapes of an expert for a game."""
+    return expert_shapes(game.observed(sight=True), game.num_actions, layer_size)
