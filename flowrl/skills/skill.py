@@ -165,7 +165,7 @@ def _parsed(text: str, place: str, games: tuple[Game, ...], *, trusted: bool) ->
         origin=CodeOrigin(place, lines["task_is_done"], lines["task_reward"], exact),
     )
     bodies = [node for node in module.body if isinstance(node, ast.FunctionDef)]
-    fitting = fitting_games(bodies, games, trusted=trusted)
+    fitting = games if len(games) == 1 else fitting_games(bodies, games, trusted=trusted)
     if all(problems := [missing_in(game, skill) for game in fitting]):
         raise SkillError(f"{place}:{lines.get('gain', 1)}: {problems[-1]}")
     return skill
