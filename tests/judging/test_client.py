@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import gzip
 import json
 import random
@@ -22,12 +21,7 @@ from flowrl.judging.openai import OpenAIJudge
 from flowrl.llm.client import DeadlineError, within
 
 SECONDS = 1.0
-
-
-@functools.cache
-def bomb() -> bytes:
-    """A quarter of a gigabyte in 260 kB."""
-    return gzip.compress(b" " * 2**28)
+BOMB = gzip.compress(b" " * 2**28)  # a quarter of a gigabyte in 260 kB
 
 
 def lines(rng: random.Random) -> list[tuple[bytes, float]]:
@@ -42,7 +36,7 @@ def lines(rng: random.Random) -> list[tuple[bytes, float]]:
          "content-encoding: gzip", "x: " + "y" * 3000, "connection: close"],
         rng.randint(0, 3),
     )  # fmt: skip
-    body = rng.choice([b"", bomb(), b" " * 2**22, b'{"choices": [', b"5\r\nhello\r\n" * 1000])
+    body = rng.choice([b"", BOMB, b" " * 2**22, b'{"choices": [', b"5\r\nhello\r\n" * 1000])
     whole = head.encode() + "\r\n".join(fields).encode() + b"\r\n\r\n" + body
     cut = rng.choice([0, 5, len(head), len(head) + 30, len(whole) - len(body), len(whole)])
     quick, slow = whole[:cut], whole[cut : cut + 200]
