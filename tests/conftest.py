@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, settings
 
 from flowrl import cli
 from flowrl.launchers.sandbox import compile_cache
+from tests.games.installing import tiny_game  # noqa: F401
 from tests.waiting import limit
 
 LIGHT = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
@@ -25,22 +26,23 @@ LIGHT = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
 LONGEST = (
     "test_story.py",
     "parallel/test_integration.py",
-    "test_ppo_flow.py",
     "chaos/test_processes.py",
+    "parallel/test_train_more.py",
+    "launchers/test_ray.py",
     "ppo/test_processes.py",
-    "ppo/test_replica.py",
     "skills/test_hostile_skills.py",
-    "ppo/test_sharded_game.py",
     "skills/test_honest_skills.py",
     "ppo/test_trainer.py",
+    "ppo/test_sharded_update.py",
     "skills/test_dry_run.py",
     "games/test_a_game_of_ones_own.py",
     "commands/test_judge.py",
     "averaging/test_replicas.py",
     "tuning/test_sweep.py",
     "ppo/test_learning.py",
-    "ppo/test_sharded_update.py",
-    "parallel/test_train_more.py",
+    "ppo/test_replica.py",
+    "test_ppo_flow.py",
+    "ppo/test_sharded_game.py",
 )
 
 # JAX reads these as it is imported, which the tests do next.

@@ -15,7 +15,7 @@ import pytest
 import flowrl
 from flowrl import api, config
 from flowrl.errors import ConfigError, FileRefusedError
-from tests.games.test_a_game_of_ones_own import installed
+from tests.games.installing import installed
 from tests.launchers.test_confined import on_a_terminal
 
 SCRIPT = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from pathlib import Path
 
 import pytest
@@ -17,15 +18,20 @@ from flowrl.runs import TrainConfig
 from tests.parallel.making import GRAPH, WOOD
 
 ROOT = Path(__file__).parents[1]
-SOURCES = {
-    path.relative_to(ROOT): ast.parse(path.read_text())
-    for path in sorted((ROOT / "flowrl").rglob("*.py"))
-    if "library" not in path.parts
-}
+
+
+@functools.cache
+def sources():
+    """The syntax tree of each module."""
+    return {
+        path.relative_to(ROOT): ast.parse(path.read_text())
+        for path in sorted((ROOT / "flowrl").rglob("*.py"))
+        if "library" not in path.parts
+    }
 
 
 def calls():
-    for path, tree in SOURCES.items():
+    for path, tree in sources().items():
         for node in ast.walk(tree):
             if isinstance(node, ast.Call):
                 yield path.as_posix(), node
@@ -35,13 +41,13 @@ def test_fault_08_every_flag_is_read_by_somebody():
     names = {"module_path", "resume", *flags(SequentialConfig())}
     read = {
         node.attr
-        for path, tree in SOURCES.items()
+        for path, tree in sources().items()
         if path.name != "config.py"
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute)
     } | {
         node.slice.value
-        for path, tree in SOURCES.items()
+        for path, tree in sources().items()
         for node in ast.walk(tree)
         if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant)
     }
@@ -76,7 +82,7 @@ def test_fault_19_the_loop_never_asks_nvidia_smi():
     """Only what runs before the loop may: `start.py`, which `training.py` alone calls."""
     names = {
         path.name: {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
-        for path, tree in SOURCES.items()
+        for path, tree in sources().items()
         if path.parts[1] == "parallel"
     }
     assert [name for name in names if "flowrl.launchers.gpus" in names[name]] == ["start.py"]

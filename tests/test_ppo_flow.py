@@ -1,4 +1,4 @@
-"""The trainer as a process of its own, on the real environment."""
+"""The trainer as a process of its own, in the tiny game."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ from flowrl.errors import EXIT_DIVERGED, EXIT_RESUMABLE, EXIT_USAGE
 from flowrl.experts import checkpoint
 from flowrl.parallel.training_setup import generate_module_with_remapping
 from flowrl.paths import RunPaths
-from flowrl.runs import PlannedStep, TrainingRun, expert_shapes
+from flowrl.runs import PlannedStep, TrainingRun
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.skill import load_library
-from tests.ppo.modules import WALK, run_folder
+from tests.games.installing import shapes_in
+from tests.ppo.modules import BAKE, TINY, run_folder
 from tests.waiting import limit
 
 ENV_NAME = "Craftax-Classic-Symbolic-v1"
 EXPERTS = (0, 4)
-SHAPES = expert_shapes(1510, 17, 8)
+DONE = "return inventory.pie >= 9"  # never in a few steps: every run spends its budget
 FRAMES = 8 * 16
 DEADLINE_SECONDS = limit(540.0)  # on a machine that is busy with other things, too
 pytestmark = pytest.mark.timeout(600)
@@ -36,6 +37,7 @@ pytestmark = pytest.mark.timeout(600)
 
 def command(run_paths: RunPaths, *flags: str) -> list[str]:
     small = {
+        "env_name": "Tiny-v1",
         "total_timesteps": 12 * FRAMES,
         "num_envs": 8,
         "acting_threads": 2,
@@ -74,16 +76,19 @@ def wait_until(condition: Callable[[], bool], trainer: subprocess.Popen) -> None
 
 
 @pytest.fixture
-def run_paths(tmp_path):
-    # Nothing is ever done twice over in a few steps: every run spends its budget.
-    return run_folder(tmp_path / "run", WALK, EXPERTS, reward="return inventory_diff.sapling * 1.0")
+def run_paths(tmp_path, tiny_game):
+    reward = "return inventory_diff.berry * 1.0"
+    return run_folder(tmp_path / "run", BAKE, EXPERTS, game=TINY, done=DONE, reward=reward)
 
 
-@pytest.mark.craftax
-def test_a_run_ends_with_experts_digests_and_exact_frames(run_paths):
-    done = ended(
-        run_paths, env={**os.environ, "XLA_FLAGS": ""}
-    )  # compiled as a user's, not lightly
+@pytest.fixture
+def shapes(tiny_game):
+    return shapes_in(tiny_game, 8)
+
+
+def test_a_run_ends_with_experts_digests_and_exact_frames(run_paths, shapes):
+    compiled_as_a_users = {**os.environ, "XLA_FLAGS": ""}
+    done = ended(run_paths, env=compiled_as_a_users)
     assert done.returncode == 0, done.stderr
     result = runs.read_result(run_paths)
     assert result.frames == 12 * FRAMES
@@ -91,15 +96,14 @@ def test_a_run_ends_with_experts_digests_and_exact_frames(run_paths):
     assert [report.expert for report in result.experts] == [0, 4]
     for local, report in enumerate(result.experts):
         assert report.sha256 == storage.tree_digest(run_paths.final(local))
-        expert = checkpoint.load_expert(run_paths.final(local), checkpoint.like_of(SHAPES))
-        assert checkpoint.shapes_of(expert) == SHAPES
+        expert = checkpoint.load_expert(run_paths.final(local), checkpoint.like_of(shapes))
+        assert checkpoint.shapes_of(expert) == shapes
     first = json.loads(run_paths.metrics.read_text().splitlines()[0])
     assert first["seconds"] > 1.0, "loading and compiling count"
     assert "training" in done.stderr
-    assert "Walk On" in done.stderr
+    assert "Pick Berry" in done.stderr
 
 
-@pytest.mark.craftax
 @pytest.mark.parametrize(
     ("number", "code"),
     [(signal.SIGTERM, EXIT_RESUMABLE), (signal.SIGINT, 130)],
@@ -122,10 +126,9 @@ def test_a_signal_stops_the_trainer_and_the_same_command_goes_on(run_paths, numb
     assert not run_paths.resume.exists()
 
 
-@pytest.mark.craftax
-def test_a_seed_that_is_no_number_ends_in_one_clear_line(run_paths):
+def test_a_seed_that_is_no_number_ends_in_one_clear_line(run_paths, shapes):
     for local in range(2):
-        leaves = {path: np.full(shape, np.nan, np.float32) for path, shape in SHAPES.items()}
+        leaves = {path: np.full(shape, np.nan, np.float32) for path, shape in shapes.items()}
         checkpoint.save_expert(run_paths.seed(local), unflatten_dict(leaves, sep="/"))
     done = ended(run_paths)
     assert done.returncode == EXIT_DIVERGED
@@ -136,22 +139,19 @@ def test_a_seed_that_is_no_number_ends_in_one_clear_line(run_paths):
 
 
 @pytest.mark.slow
-@pytest.mark.craftax
-def test_a_skill_that_lies_ends_in_one_clear_line(tmp_path):
-    run_paths = run_folder(tmp_path / "run", WALK, EXPERTS, done="return inventory.wood >= n - 2")
-    text = run_paths.module.read_text()
-    run_paths.module.write_text(text.replace("'expert': 0}", "'expert': 0, 'gains': {'wood': 2}}"))
+def test_a_skill_that_lies_ends_in_one_clear_line(run_paths):
+    text = run_paths.module.read_text().replace(DONE, "return inventory.berry >= n - 2")
+    run_paths.module.write_text(text.replace("'expert': 0}", "'expert': 0, 'gains': {'berry': 2}}"))
     done = ended(run_paths)
     assert done.returncode == EXIT_USAGE
-    assert "of them without 2 wood in the inventory; correct its task_is_done" in done.stderr
+    assert "of them without 2 berry in the inventory; correct its task_is_done" in done.stderr
     assert "Traceback" not in done.stderr
     assert not run_paths.result_json.exists()
 
 
-@pytest.mark.craftax
 def test_a_hostile_module_ends_in_one_clear_line(run_paths):
     text = run_paths.module.read_text()
-    run_paths.module.write_text(text.replace("return inventory.wood >= n", "return open('x')", 1))
+    run_paths.module.write_text(text.replace(DONE, "return open('x')", 1))
     done = ended(run_paths)
     assert done.returncode == 1
     assert "Traceback" not in done.stderr

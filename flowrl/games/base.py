@@ -97,7 +97,7 @@ class Engine(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Game:
     """A game, as far as it can be known without running it, and the functions that run it.
 

@@ -22,9 +22,6 @@ from pathlib import Path
 from subprocess import CompletedProcess, TimeoutExpired
 from urllib.parse import quote, unquote
 
-from libtmux.common import has_minimum_version
-from libtmux.exc import LibTmuxException
-
 from flowrl.errors import ConfigError, LaunchError
 from flowrl.launchers import child, process, run_status
 from flowrl.launchers.base import Handle, Job, Outcome
@@ -125,6 +122,9 @@ class TmuxLauncher(Launcher):
 
     def check(self) -> None:
         """Raise ConfigError if tmux is missing or too old, or has no folder for its socket."""
+        from libtmux.common import has_minimum_version  # a tenth of what a start loads
+        from libtmux.exc import LibTmuxException
+
         socket = self.server.socket_path
         if socket is not None and not Path(socket).parent.is_dir():
             raise ConfigError(f"--tmux_socket {socket}: its folder does not exist; make it first")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import heapq
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-
-import networkx as nx
+from graphlib import TopologicalSorter
 
 from flowrl.errors import GraphError
 from flowrl.skills.floors import START, Floors, reached_by
@@ -52,12 +52,17 @@ def learnable(skills: Mapping[str, Skill], *, capacity: int) -> Learnable:
 
 def in_order(chosen: Mapping[str, Mapping[str, str]], *, by: Iterable[str]) -> tuple[str, ...]:
     """The skills, each after the providers chosen for it, else in the order of `by`."""
-    edges = nx.DiGraph()
-    edges.add_nodes_from(chosen)
-    for name, providers in chosen.items():
-        edges.add_edges_from((provider, name) for provider in providers.values())
     place = {name: place for place, name in enumerate(by)}
-    return tuple(nx.lexicographical_topological_sort(edges, key=place.__getitem__))
+    sorter = TopologicalSorter({name: own.values() for name, own in chosen.items()})
+    sorter.prepare()
+    ordered: list[str] = []
+    ready: list[tuple[int, str]] = []
+    while sorter.is_active():
+        for name in sorter.get_ready():
+            heapq.heappush(ready, (place[name], name))
+        ordered.append(heapq.heappop(ready)[1])
+        sorter.done(ordered[-1])
+    return tuple(ordered)
 
 
 def all_providers(name: str, chosen: Mapping[str, Mapping[str, str]]) -> set[str]:

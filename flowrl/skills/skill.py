@@ -7,6 +7,7 @@ folder by a user or a program. Reading it executes nothing.
 from __future__ import annotations
 
 import ast
+import functools
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence, Set
@@ -137,6 +138,11 @@ def parse_skill(
     The syntax of a trusted skill's functions is not checked. Raises SkillError for malformed text.
     """
     games = known_games() if env_name is None else (find_game(env_name),)
+    return _parsed(text, place, games, trusted=trusted)
+
+
+@functools.lru_cache(maxsize=512)  # a start reads the library twice
+def _parsed(text: str, place: str, games: tuple[Game, ...], *, trusted: bool) -> Skill:
     module = check_skill_source(text, place, games=games, trusted=trusted)
     functions: dict[str, str] = {}
     lines: dict[str, int] = {}
@@ -159,7 +165,7 @@ def parse_skill(
         origin=CodeOrigin(place, lines["task_is_done"], lines["task_reward"], exact),
     )
     bodies = [node for node in module.body if isinstance(node, ast.FunctionDef)]
-    fitting = fitting_games(bodies, games, trusted=trusted)
+    fitting = games if len(games) == 1 else fitting_games(bodies, games, trusted=trusted)
     if all(problems := [missing_in(game, skill) for game in fitting]):
         raise SkillError(f"{place}:{lines.get('gain', 1)}: {problems[-1]}")
     return skill

@@ -12,34 +12,20 @@ import re
 import shutil
 import subprocess
 import sys
-import tomllib
 import zipfile
-from pathlib import Path
 
 import pytest
 from hatchling.builders.wheel import WheelBuilder
 
 from flowrl.experts.manifest import read as read_manifest
 from flowrl.paths import GraphPaths
+from tests.games.installing import HERE, installed
 
-HERE = Path(__file__).parent / "tiny"
 FLAGS = (
     *("--env_name=Tiny-v1", "--launcher=local", "--no_use_wandb", "--max_nodes=2"),
     *("--total_timesteps=4e4", "--num_envs=32", "--num_steps=32", "--max_task_steps=40"),
     *("--layer_size=16", "--lr=3e-3", "--success_state_rate=0.9", "--min_success_rate=0.5"),
 )
-
-
-def installed(folder: Path, here: Path = HERE) -> str:
-    """PYTHONPATH with a game's package, by default the tiny one's, installed in this folder."""
-    package = folder / "site" / "tiny_game-1.0.dist-info"
-    package.mkdir(parents=True)
-    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: tiny-game\nVersion: 1.0\n")
-    project = tomllib.loads((here / "pyproject.toml").read_text())["project"]
-    [(name, place)] = project["entry-points"]["flowrl.games"].items()
-    (package / "entry_points.txt").write_text(f"[flowrl.games]\n{name} = {place}\n")
-    paths = [str(package.parent), str(here), os.environ.get("PYTHONPATH", "")]
-    return os.pathsep.join(paths).rstrip(os.pathsep)
 
 
 REPLAYS = """

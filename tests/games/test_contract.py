@@ -12,11 +12,10 @@ import pytest
 
 from flowrl.cli import main
 from flowrl.commands.check import check_files
-from flowrl.games import base
 from flowrl.games.base import Game, find_game
 from flowrl.skills.validation import contract
 from flowrl.skills.validation.dry_run import check_game
-from tests.games.test_a_game_of_ones_own import HERE, installed
+from tests.games.installing import HERE, forget_games, installed
 
 # The file of the tiny game, the text in it, another text, and what the check says of it.
 ENGINE, GAME = "tiny_engine.py", "tiny_game.py"
@@ -114,15 +113,9 @@ def tiny(tmp_path, monkeypatch):
             monkeypatch.syspath_prepend(place)
         return find_game("Tiny-v1")
 
-    def forget():
-        for name in ("tiny_game", "tiny_engine"):
-            sys.modules.pop(name, None)
-        for function in (base._entry_points, base._loaded):
-            function.cache_clear()
-
-    forget()
+    forget_games()
     yield install
-    forget()
+    forget_games()
 
 
 def test_the_tiny_game_keeps_its_contract(tiny):

@@ -17,7 +17,7 @@ from flowrl.errors import ConfigError
 from flowrl.games import base
 from flowrl.games.adapters.gymnax import CONTINUOUS, SIZES, game
 from flowrl.games.base import WorldStep
-from tests.games.test_a_game_of_ones_own import installed
+from tests.games.installing import installed
 
 NOWHERE = Path("nowhere")
 FLAGS = ("--launcher=local", "--no_use_wandb", "--num_envs=32", "--layer_size=32")

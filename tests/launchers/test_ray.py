@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,11 +12,15 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from flowrl.errors import BusyError, ConfigError
+from flowrl.experts.store import ExpertStore
 from flowrl.launchers import claims, process, remote
 from flowrl.launchers.base import ExitCause, Exited, Finished, Lost
 from flowrl.launchers.ray import RayLauncher, checked_resources
+from flowrl.paths import GraphPaths
+from tests.games.installing import installed
 from tests.launchers.conftest import SAVING, SLEEP, end_of, signal_to, start_of, until
 from tests.launchers.ray_cluster import RayCluster, missing, ray_cluster
+from tests.parallel.test_slurm_training import experts, train
 
 needs_ray = pytest.mark.skipif(bool(missing()), reason=missing())
 
@@ -115,6 +120,30 @@ def test_a_lost_node_is_not_the_runs_fault(launcher: RayLauncher, machines, make
     assert outcome.cause is ExitCause.SERVER_KILLED
     assert "Ray: " in outcome.detail
     until(lambda: not process.alive(start.job_pid or 0, start.job_start_time))
+
+
+@needs_ray
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param(("--target_skill=Pick Berry", "--total_timesteps=4k"), id="one skill"),
+        pytest.param((), id="two skills", marks=pytest.mark.slow),
+    ],
+)
+def test_skills_are_trained_to_the_experts_of_this_machine(machines, tmp_path, words):
+    env = {**os.environ, "PYTHONPATH": installed(tmp_path)}
+    on_ray = ("--launcher=ray", f"--ray_address={machines.address}")
+    places = {"local": ("--launcher=local",), "ray": on_ray}
+    daemons = [train(tmp_path, name, *at, *words, env=env) for name, at in places.items()]
+    for daemon in daemons:
+        _, said = daemon.communicate()
+        assert daemon.returncode == 0, said
+    assert experts(tmp_path / "ray") == experts(tmp_path / "local")
+    merged = ExpertStore(GraphPaths(tmp_path / "ray")).manifest().merged
+    assert len(merged) == (1 if words else 2)
+    jobs = RayLauncher(machines.address).list_jobs()
+    assert all(any(job.startswith(f"{run}.") for job in jobs) for run in merged)
+    assert not list((tmp_path / "ray" / "training_runs").iterdir())
 
 
 @needs_ray

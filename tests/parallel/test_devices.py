@@ -26,7 +26,7 @@ from flowrl.parallel.status import Entry, Preparing
 from flowrl.parallel.training_backend import TrainingBackend
 from flowrl.paths import GraphPaths
 from flowrl.runs import read_run
-from tests.games.test_a_game_of_ones_own import installed
+from tests.games.installing import installed
 from tests.launchers.conftest import nothing_survives, server_folder  # noqa: F401
 from tests.machine import program
 from tests.parallel.making import GRAPH, WOOD

@@ -19,7 +19,7 @@ from flowrl.parallel import health, shared_claim
 from flowrl.parallel.health import DaemonLock, daemon_of
 from flowrl.parallel.shared_claim import Holder, SharedClaim
 from flowrl.storage import records
-from tests.games.test_a_game_of_ones_own import installed
+from tests.games.installing import installed
 from tests.parallel.test_slurm_training import experts, train
 from tests.waiting import until
 

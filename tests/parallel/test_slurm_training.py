@@ -17,7 +17,7 @@ import pytest
 
 from flowrl.experts.store import ExpertStore
 from flowrl.paths import GraphPaths
-from tests.games.test_a_game_of_ones_own import installed
+from tests.games.installing import installed
 from tests.launchers.slurm_cluster import Cluster, cluster, missing
 from tests.machine import program
 from tests.waiting import until

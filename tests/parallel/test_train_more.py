@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 
@@ -23,16 +25,29 @@ from tests.parallel.stand_in_story import Place, StandInBackend
 
 pytestmark = pytest.mark.usefixtures("unchanged_sigterm")
 AT_ONCE = ("--retry_backoff=0", "--scheduler_poll_interval=0.2")
+IN_TURN = ("--launcher=local", "--max_parallel_skills=1", *AT_ONCE)
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory):
+    """A graph in which Collect Wood is completed with 60 %, below its goal of 80 %."""
+    place = Place(tmp_path_factory.mktemp("begun"))
+    place.order({WOOD: {"success_rate": 0.6}})
+    assert place.run(*IN_TURN, f"--target_skill={WOOD}")[0] == 0
+    return place
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch):
-    """A graph in which Collect Wood is completed with 60 %, below its goal of 80 %."""
+def place(begun, tmp_path, monkeypatch):
+    """A copy of that graph."""
     monkeypatch.setattr(training, "TrainingBackend", StandInBackend)
-    place = Place(tmp_path)
-    place.order({WOOD: {"success_rate": 0.6}})
-    assert train(place) == 0
-    return place
+    return copied(begun, tmp_path)
+
+
+def copied(place: Place, folder: Path) -> Place:
+    copy = Place(folder)
+    shutil.copytree(place.folder, folder, dirs_exist_ok=True)
+    return copy
 
 
 def train(place: Place, *flags: str, target: str = WOOD) -> int:
@@ -268,12 +283,21 @@ def task_reward(inventory_diff):
 """
 
 
-@pytest.fixture
-def changed(place, tmp_path):
-    """The folder of a changed Collect Wood, in a graph where Place Table is trained, too."""
+@pytest.fixture(scope="module")
+def begun_two(begun, tmp_path_factory):
+    """A graph where Collect Wood has 90 %, and Place Table is trained, too."""
+    place = copied(begun, tmp_path_factory.mktemp("two"))
     place.order({WOOD: {"success_rate": 0.9}})
     ask_for_more(place)
-    assert train(place, target=TABLE) == 0
+    assert place.run(*IN_TURN, f"--target_skill={TABLE}")[0] == 0
+    return place
+
+
+@pytest.fixture
+def changed(place, begun_two, tmp_path):
+    """The folder of a changed Collect Wood; `place` is a copy of the graph of two skills."""
+    shutil.rmtree(place.folder / "graph")
+    copied(begun_two, place.folder)
     folder = tmp_path / "changed"
     folder.mkdir()
     (folder / "wood.py").write_text(CHANGED)

@@ -20,18 +20,26 @@ WALK = (
     PlannedStep(skill="Walk On", count=2, expert=0),
     PlannedStep(skill="Rest", count=1, expert=4),
 )
+BAKE = (
+    PlannedStep(skill="Pick Berry", count=2, expert=0),
+    PlannedStep(skill="Bake Pie", count=1, expert=4),
+)
+CLASSIC = (
+    "from craftax.craftax_classic.constants import Achievement, Action, BlockType",
+    "GAME = 'Craftax-Classic-Symbolic-v1'",
+)
+TINY = ("from tiny_engine import Cell", "GAME = 'Tiny-v1'")
 DONE = "return inventory.wood >= n"
 REWARD = "return inventory_diff.wood * 1.0"
 
 
-def module_text(plan, experts, *, done: str = DONE, reward: str = REWARD) -> str:
+def module_text(plan, experts, *, game=CLASSIC, done: str = DONE, reward: str = REWARD) -> str:
     entries = [{"skill": s.skill, "count": s.count, "expert": s.expert} for s in plan]
     lines = [
         '"""A run."""',
         "import jax",
         "import jax.numpy as jnp",
-        "from craftax.craftax_classic.constants import Achievement, Action, BlockType",
-        "GAME = 'Craftax-Classic-Symbolic-v1'",
+        *game,
         f"GLOBAL_TO_LOCAL = { {expert: local for local, expert in enumerate(experts)} }",
         f"LOCAL_TO_GLOBAL = {dict(enumerate(experts))}",
         f"PLAN = {entries}",

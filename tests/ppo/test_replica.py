@@ -1,4 +1,4 @@
-"""Replicas of a skill in the real game, by the programs that users call."""
+"""Replicas of a skill of the tiny game, by the programs that users call."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ from flowrl.experts.store import ExpertStore
 from flowrl.paths import GraphPaths
 from flowrl.replicas.rounds import Rounds
 from flowrl.runs import read_result
-from flowrl.skills.graph import SkillGraph
+from tests.games.installing import graph_of
 from tests.launchers.conftest import nothing_survives, server_folder  # noqa: F401
-from tests.parallel.making import LIBRARY, prepare
+from tests.parallel.making import prepare
 from tests.waiting import limit, until
 
-SAPLING = "Collect Sapling"
+BERRY = "Pick Berry"
 CONFIG = PPOConfig(
+    env_name="Tiny-v1",
     replicas=2,
     average_every=2,
     total_timesteps=2 * 6 * 8 * 16,
@@ -35,16 +36,18 @@ CONFIG = PPOConfig(
     num_steps=16,
     num_minibatches=2,
     update_epochs=2,
-    max_task_steps=32,
+    layer_size=16,
+    max_task_steps=4,  # too few from some of the cells: no success ends a run early
     success_state_rate=1.0,
+    coverage_bonus=0.0,
     log_seconds=0,
 )
-pytestmark = [pytest.mark.craftax, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.usefixtures("tiny_game"), pytest.mark.timeout(900)]
 
 
 def prepared(folder: Path, config: PPOConfig = CONFIG):
-    graph = SkillGraph([LIBRARY[SAPLING]])
-    return prepare(GraphPaths(folder), SAPLING, 0, {}, graph=graph, config=config).run_paths
+    graph = graph_of(graph_paths := GraphPaths(folder), BERRY, config.env_name)
+    return prepare(graph_paths, BERRY, 0, {}, graph=graph, config=config).run_paths
 
 
 def begin(run_paths, config: PPOConfig = CONFIG) -> subprocess.Popen[str]:
@@ -137,7 +140,7 @@ def test_a_replica_that_is_refused_says_why_in_the_last_line(tmp_path):
 
 
 def train_words(graph_paths, config: PPOConfig, *, sandbox: str) -> tuple[str, ...]:
-    words = ("train", str(graph_paths.root), "--target_skill", SAPLING, f"--sandbox={sandbox}")
+    words = ("train", str(graph_paths.root), "--target_skill", BERRY, f"--sandbox={sandbox}")
     own = ("--tmux_socket=test", "--min_success_rate=0", *to_argv(config))
     return (sys.executable, "-m", "flowrl", *words, *own)
 
@@ -155,7 +158,7 @@ def test_confined_replicas_train_to_a_merge(tmp_path, server_folder):  # noqa: F
         timeout=limit(500),
     )
     assert done.returncode == 0, done.stderr
-    run_paths = graph_paths.archive(0, SAPLING)
+    run_paths = graph_paths.archive(0, BERRY)
     expert = ExpertStore(graph_paths).manifest().experts[0]
     assert [entry.frames for entry in expert.lineage] == [CONFIG.total_timesteps]
     assert read_result(run_paths).frames == CONFIG.total_timesteps
@@ -168,7 +171,7 @@ def test_confined_replicas_train_to_a_merge(tmp_path, server_folder):  # noqa: F
 def test_replicas_are_one_run_to_a_scheduler_that_is_killed(tmp_path, server_folder):  # noqa: F811
     graph_paths = GraphPaths(tmp_path / "graph")
     config = replace(CONFIG, total_timesteps=10 * CONFIG.total_timesteps, success_state_rate=0.99)
-    run_paths = graph_paths.run(0, SAPLING)
+    run_paths = graph_paths.run(0, BERRY)
 
     def scheduler() -> subprocess.Popen[str]:
         words = train_words(graph_paths, config, sandbox="none")
@@ -184,7 +187,7 @@ def test_replicas_are_one_run_to_a_scheduler_that_is_killed(tmp_path, server_fol
     while second.poll() is None and time.monotonic() < end:
         time.sleep(0.1)
     assert second.returncode == 0, second.stderr.read()
-    result = read_result(graph_paths.archive(0, SAPLING))
+    result = read_result(graph_paths.archive(0, BERRY))
     expert = ExpertStore(graph_paths).manifest().experts[0]
     assert [entry.frames for entry in expert.lineage] == [result.frames]
     assert result.frames == config.total_timesteps

@@ -27,7 +27,8 @@ from tests.commands.making import (
     tell_progress,
     write_log,
 )
-from tests.games.test_a_game_of_ones_own import FLAGS, installed
+from tests.games.installing import installed
+from tests.games.test_a_game_of_ones_own import FLAGS
 from tests.serving.making import a_graph, a_judge, hostile_names, write_run
 from tests.serving.test_server import asked, stream
 from tests.waiting import limit, until
