@@ -14,12 +14,12 @@ from pathlib import Path
 
 from flowrl import storage
 from flowrl.analysis.contracts import (
+    Disproof,
     Experiment,
-    Finding,
     PlayedStep,
     corrected,
+    disproofs,
     experiments_of,
-    findings,
 )
 from flowrl.api import EPISODES, SEED, evaluate
 from flowrl.arguments import Count, ReportCommand, Seed, SkillArgument
@@ -49,7 +49,7 @@ _TOLD = 0.05  # of an amount, on average
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    """What the child process says of one plan."""
+    """The steps of one plan's episodes, and the experiments on its goal."""
 
     steps: tuple[PlayedStep, ...]
     experiments: tuple[Experiment, ...]
@@ -57,7 +57,7 @@ class Played:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SkillAnalysis:
-    """What was played of a skill, and what of its contract is disproved."""
+    """A summary of a skill's attempts, and the disproofs of its contract."""
 
     skill: str
     attempts: int
@@ -73,7 +73,7 @@ class SkillAnalysis:
     won: Mapping[str, float]
     """The mean of what they won on the way."""
     experiments: tuple[Experiment, ...]
-    findings: tuple[Finding, ...]
+    disproofs: tuple[Disproof, ...]
     diff: str
     """Of the skill's file; empty where nothing is to be changed."""
 
@@ -84,7 +84,7 @@ class AnalyseCommand(ReportCommand):
 
     Examples:
       flowrl analyse exp/demo
-      flowrl analyse exp/demo "Place Table" --json | jq '.[].findings'
+      flowrl analyse exp/demo "Place Table" --json | jq '.[].disproofs'
       flowrl analyse exp/demo "Place Table" --apply
     """
 
@@ -221,7 +221,7 @@ def _analysis(
     steps = [step for each in played.values() for step in each.steps if step.skill == skill.name]
     done = [step for step in steps if step.done]
     experiments, items = played[skill.name].experiments, find_game(config.ppo.env_name).items
-    found = findings(skill, steps, experiments, items=items)
+    found = disproofs(skill, steps, experiments, items=items)
 
     def mean(amounts: Callable[[PlayedStep], Mapping[str, int]]) -> dict[str, float]:
         """The mean of each amount, over the successes."""
@@ -238,7 +238,7 @@ def _analysis(
         spent=mean(lambda step: step.spent),
         won=mean(lambda step: step.won),
         experiments=experiments,
-        findings=found,
+        disproofs=found,
         diff=_diff(skill, _changed(skill, found), texts),
     )
 
@@ -249,8 +249,8 @@ def _least(starts: Sequence[Mapping[str, int]]) -> dict[str, int]:
     return {name: min(start[name] for start in starts) for name in sorted(names)}
 
 
-def _changed(skill: Skill, found: Sequence[Finding]) -> Skill:
-    """The skill as the findings propose it."""
+def _changed(skill: Skill, found: Sequence[Disproof]) -> Skill:
+    """The skill as the disproofs propose it."""
     parts = corrected(skill, found)
     return replace(skill, **parts) if parts else skill
 
@@ -265,7 +265,7 @@ def _lines(found: SkillAnalysis) -> Iterator[str]:
             yield f"  {name}: at least {found.least.get(name, 0)} at the start, {said}"
     for each in found.experiments:
         yield f"  {each.line}"
-    for each in found.findings:
+    for each in found.disproofs:
         now = "no line a*n + b fits" if each.now is None else each.now
         yield f"  {each.key} of {each.item}: {each.was} is disproved, {now}: {each.evidence}"
     yield from found.diff.splitlines()
@@ -321,7 +321,7 @@ def _corrected_skills(
     """The skills whose contracts change; GraphError if one needs a skill that is not trained."""
     changed = []
     for each in analyses:
-        skill = _changed(graph.skills[each.skill], each.findings)
+        skill = _changed(graph.skills[each.skill], each.disproofs)
         if skill != graph.skills[each.skill]:
             graph = graph.correcting(skill)
             changed.append((skill, each))
@@ -334,7 +334,7 @@ def _corrected_skills(
 
 def _apply(graph_paths: GraphPaths, skill: Skill, found: SkillAnalysis) -> None:
     """Keep a corrected skill with its graph, and tell a scheduler that runs."""
-    evidence = [f"{each.key} of {each.item}: {each.evidence}" for each in found.findings]
+    evidence = [f"{each.key} of {each.item}: {each.evidence}" for each in found.disproofs]
     SkillSources(graph_paths).correct(skill, evidence)
     if daemon_of(graph_paths.daemon_lock) is not None:
         send_request(graph_paths, Verb.ADD, skill.name)

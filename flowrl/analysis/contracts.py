@@ -1,4 +1,4 @@
-"""What recorded episodes and experiments say of a skill's contract; pure functions.
+"""Disproofs of a skill's contract by recorded episodes and experiments; pure functions.
 
 An amount is changed only if it is disproved. A tolerance of 5 % keeps a single odd episode from
 doing so. What a skill uses is what is lost in the timesteps in which its gain comes; what is lost
@@ -92,7 +92,7 @@ class Experiment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class Disproof:
     """An amount of a contract that is disproved; `now` is None where no amount is proposed."""
 
     key: str
@@ -147,13 +147,13 @@ def _fisher(goals: Sequence[PlayedStep], name: str) -> float:
     return sum(ways) / total
 
 
-def findings(
+def disproofs(
     skill: Skill,
     played: Sequence[PlayedStep],
     experiments: Sequence[Experiment],
     *,
     items: Collection[str],
-) -> tuple[Finding, ...]:
+) -> tuple[Disproof, ...]:
     """Return what steps of a skill and experiments on it disprove of its contract."""
     by_need = {each.need: each for each in experiments}
     by_count: dict[int, list[PlayedStep]] = {}
@@ -161,7 +161,7 @@ def findings(
         by_count.setdefault(step.count, []).append(step)
     seen = {n: steps for n, steps in sorted(by_count.items()) if len(steps) >= LEAST}
     used = sorted({name for steps in seen.values() for step in steps for name in step.used})
-    found: list[Finding] = []
+    found: list[Disproof] = []
     for item in dict.fromkeys([*skill.requirements, *skill.consumption, *used]) if seen else ():
         if item in items:
             found += _of_item(skill, item, seen, by_need.get(item))
@@ -172,8 +172,8 @@ def findings(
     return (*found, *_of_unwritten(skill, played, by_need))
 
 
-def corrected(skill: Skill, found: Sequence[Finding]) -> dict[str, dict[str, Amount]]:
-    """Return the amounts of a contract's changed parts, as the findings propose them."""
+def corrected(skill: Skill, found: Sequence[Disproof]) -> dict[str, dict[str, Amount]]:
+    """Return the amounts of a contract's changed parts, as the disproofs propose them."""
     parts: dict[str, dict[str, Amount]] = {}
     for each in found:
         if each.now is not None:
@@ -191,13 +191,13 @@ def _fresh(played: Iterable[PlayedStep], gain: Collection[str]) -> list[PlayedSt
 
 def _change(
     skill: Skill, item: str, key: str, *, amounts: Mapping[int, int], said: Sequence[str]
-) -> Iterable[Finding]:
-    """The finding that an amount is another at some counts, if it is."""
+) -> Iterable[Disproof]:
+    """Yield the disproof of an amount that is another at some counts."""
     was = getattr(skill, key).get(item, _NONE)
     if said and any(was.at(n) != amount for n, amount in amounts.items()):
         now = fitted(amounts, was)
         told = None if now is None else str(now)
-        yield Finding(key=key, item=item, was=str(was), now=told, evidence="; ".join(said))
+        yield Disproof(key=key, item=item, was=str(was), now=told, evidence="; ".join(said))
 
 
 def _of_item(
@@ -205,8 +205,8 @@ def _of_item(
     item: str,
     seen: Mapping[int, Sequence[PlayedStep]],
     experiment: Experiment | None,
-) -> Iterable[Finding]:
-    """Findings about an item's requirement and consumption, by the successes at each count."""
+) -> Iterable[Disproof]:
+    """Disproofs of an item's requirement and consumption, by the successes at each count."""
     required, consumed = skill.requirements.get(item, _NONE), skill.consumption.get(item, _NONE)
     spare = experiment is not None and experiment.verdict == "superfluous"
     needs, uses, said = dict[int, int](), dict[int, int](), list[str]()
@@ -233,8 +233,8 @@ def _of_item(
 
 def _of_gain(
     skill: Skill, item: str, seen: Mapping[int, Sequence[PlayedStep]]
-) -> Iterable[Finding]:
-    """The finding that fewer than 95 % of the successes have what is promised."""
+) -> Iterable[Disproof]:
+    """Yield the disproof of a promise that fewer than 95 % of the successes have."""
     amounts, said = dict[int, int](), list[str]()
     for n, steps in seen.items():
         amounts[n] = promised = skill.gain[item].at(n)
@@ -247,8 +247,8 @@ def _of_gain(
 
 def _of_unwritten(
     skill: Skill, played: Sequence[PlayedStep], by_need: Mapping[str, Experiment]
-) -> Iterable[Finding]:
-    """Findings about needs that nobody wrote, and that an experiment confirms."""
+) -> Iterable[Disproof]:
+    """Disproofs of needs that nobody wrote, and that an experiment confirms."""
     goals = [step for step in played if step.is_goal]
     for name, chance in unwritten(
         goals, but=(*skill.requirements, *skill.consumption, *skill.gain)
@@ -256,7 +256,7 @@ def _of_unwritten(
         experiment = by_need.get(name)
         if experiment is not None and experiment.verdict in ("needed", "helps"):
             said = f"successes begin with it more often than failures (p = {chance:.1g})"
-            yield Finding(
+            yield Disproof(
                 key="requirements",
                 item=name,
                 was="0",

@@ -61,7 +61,7 @@ class Forge:
 
 def proposed(told: dict) -> dict[str, str]:
     """The amounts that an analysis proposes, by part of the contract and item."""
-    return {f"{each['key']} {each['item']}": each["now"] for each in told["findings"]}
+    return {f"{each['key']} {each['item']}": each["now"] for each in told["disproofs"]}
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def test_a_superfluous_need_is_found_and_taken_out(forge):
     assert graph_paths.manifest.read_bytes() == manifest
     assert "Dig Ore" not in forge.flowrl("plan", forge.graph, SPARE).stdout
     told = forge.analyse(SPARE)[SPARE]
-    assert told["findings"] == [], "twice is once"
+    assert told["disproofs"] == [], "twice is once"
     assert (told["least"], told["spent"]) == ({"ore": 1}, {})
     assert told["won"]["berry"] >= 1
 
@@ -110,7 +110,7 @@ def test_wrong_contracts_are_found_and_right_ones_are_left(forge):
     assert len(WRONG) >= 20
     assert len(missed) <= len(WRONG) // 20, missed
     right = [path.stem[3:].replace("_", " ").title() for path in LIBRARY.glob("*.py")]
-    assert {name: told[name]["findings"] for name in right} == {name: [] for name in right}
+    assert {name: told[name]["disproofs"] for name in right} == {name: [] for name in right}
     kinds = Counter(wrong.kind for name, wrong in WRONG.items() if name not in missed)
     sys.stdout.write(f"found of {len(WRONG)}: {dict(kinds)}; right ones: {len(right)}\n")
 

@@ -14,8 +14,8 @@ from flowrl.analysis.contracts import (
     Experiment,
     PlayedStep,
     corrected,
+    disproofs,
     experiments_of,
-    findings,
     fitted,
     unwritten,
 )
@@ -48,7 +48,7 @@ def at(count, berries):
 
 
 def found(skill, *played, experiments=()):
-    told = findings(skill, played, experiments, items=ITEMS)
+    told = disproofs(skill, played, experiments, items=ITEMS)
     return {(each.key, each.item): each.now for each in told}
 
 
@@ -92,7 +92,7 @@ def test_counts_are_fitted_over_all_that_were_seen():
 
 def test_amounts_on_no_line_are_told_and_nothing_is_proposed():
     more = [at(2, 5), at(3, 6)] * LEAST
-    told = findings(BAKE, [*GOOD, *more], (), items=ITEMS)
+    told = disproofs(BAKE, [*GOOD, *more], (), items=ITEMS)
     assert {each.now for each in told} == {None}
     assert corrected(BAKE, told) == {}
 
