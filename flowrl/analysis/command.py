@@ -110,8 +110,10 @@ class AnalyseCommand(ReportCommand):
         trained = {version.skill for version in store.manifest().experts.values()}
         asked = self.skill or next(iter(sorted(trained)), "")
         named = read_run(store.archive_of(asked)).skill  # refused if nothing is trained
+        graph.needs(named)  # refused if the graph leaves it out
         names = [named] if self.skill else [name for name in graph.order() if name in trained]
-        plans = {name: read_run(store.archive_of(name)) for name in sorted(trained)}
+        runs = (read_run(store.archive_of(name)) for name in sorted(trained))
+        plans = {run.skill: run for run in runs if {*_steps(run)} <= graph.skills.keys()}
         for name in names:
             self._record(graph_paths, plans[name])
         played = {name: self._played(graph_paths, graph, plans[name], names) for name in plans}
@@ -141,7 +143,7 @@ class AnalyseCommand(ReportCommand):
         self, graph_paths: GraphPaths, graph: SkillGraph, run: TrainingRun, names: Sequence[str]
     ) -> Played:
         """Replay a plan's recorded episodes, if any has a step of one of the skills."""
-        steps = {step.skill for step in run.plan}
+        steps = {*_steps(run)}
         if steps.isdisjoint(names) or not episodes_file(graph_paths, run).exists():
             return Played(steps=(), experiments=())
         read_episodes(graph_paths, run)  # refused now, if it is damaged or of another run
@@ -194,6 +196,11 @@ class AnalyseOrder:
         experiments = tuple(each for each in tried if each is not None)
         sys.stdout.write(json.dumps(records.to_json(Played(steps=steps, experiments=experiments))))
         return 0
+
+
+def _steps(run: TrainingRun) -> Iterator[str]:
+    """The skills of a run's plan."""
+    return (step.skill for step in run.plan)
 
 
 def _facts(graph: SkillGraph, env_name: str) -> dict[str, tuple[str, ...]]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from flowrl.experts.merge import wilson
 from flowrl.skills.amount import Amount
-from flowrl.skills.skill import Skill
+from flowrl.skills.skill import ON_FLOOR, Skill
 
 LEAST = 32  # successes that disprove
 _ODD = 0.05  # share of successes that may differ
@@ -125,6 +125,7 @@ def unwritten(goals: Sequence[PlayedStep], *, but: Iterable[str]) -> list[tuple[
     Fisher's exact test, one-sided, each chance corrected by Holm for all that is compared.
     """
     names = {name for step in goals for name in step.start} - {*but}
+    names = {name for name in names if not name.startswith(ON_FLOOR)}  # floors are planned apart
     chances = sorted((_fisher(goals, name), name) for name in names)
     found, least = [], 0.0
     for number, (chance, name) in enumerate(chances):
