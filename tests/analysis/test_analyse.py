@@ -93,7 +93,7 @@ def test_a_superfluous_need_is_found_and_taken_out(forge):
     told = forge.analyse(SPARE)[SPARE]
     assert told["disproofs"] == [], "twice is once"
     assert (told["least"], told["spent"]) == ({"ore": 1}, {})
-    assert told["won"]["berry"] >= 1
+    assert told["won"]["berry"] > 0.9, "some find a berry while they dig"
 
 
 def test_what_cannot_be_analysed_is_one_line(forge, flowrl):
