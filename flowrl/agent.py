@@ -290,15 +290,15 @@ class Agent:
         def acts(state: WalkState) -> _Acted:
             nonlocal taken
             now, taken = min(taken, length - 1), taken + 1
-            key = _key_of(episode, episode.step_keys[now])
+            key = key_of(episode, episode.step_keys[now])
             digest, acted = repeat(key, state, np.int32(episode.actions[now]))
             same = taken <= length and digest == episode.digests[now]
-            _check_replay(episode, taken, bool(same and acted[3].reward == episode.rewards[now]))
+            check_replay(episode, taken, bool(same and acted[3].reward == episode.rewards[now]))
             return acted
 
-        world_key = _key_of(episode, episode.world_key)
+        world_key = key_of(episode, episode.world_key)
         yield from self._steps(expert, world_key, acts, self._draw if frames else None)
-        _check_replay(episode, taken, taken == length)
+        check_replay(episode, taken, taken == length)
 
     def _steps(
         self,
@@ -396,16 +396,17 @@ def _repeat(
     return digest, (state, observation, action, output)
 
 
-def _key_of(episode: RecordedEpisode, words: np.ndarray) -> jax.Array:
-    """A random key of its recorded words."""
+def key_of(episode: RecordedEpisode, words: np.ndarray) -> jax.Array:
+    """Random keys of recorded words, uint32[…, words]; FileRefusedError if JAX uses others."""
     try:
         return jax.random.wrap_key_data(jnp.asarray(words))
     except TypeError as error:
-        what = f"recorded episode {episode.number} has keys of {len(words)} words"
+        what = f"recorded episode {episode.number} has keys of {words.shape[-1]} words"
         raise FileRefusedError(f"{what}, which this JAX does not use; record it again") from error
 
 
-def _check_replay(episode: RecordedEpisode, timestep: int, same: bool) -> None:
+def check_replay(episode: RecordedEpisode, timestep: int, same: bool) -> None:
+    """Raise FileRefusedError unless a timestep is as it was recorded."""
     if not same:
         what = f"recorded episode {episode.number} departs from its record at timestep {timestep}"
         raise FileRefusedError(f"{what}: other software or hardware; record it again")

@@ -64,6 +64,7 @@ _GROUPS: Mapping[str, Mapping[str, str]] = {
         "skills": "commands.skills:SkillsCommand",
         "plan": "commands.skills:PlanCommand",
         "why": "commands.why:WhyCommand",
+        "analyse": "analysis.command:AnalyseCommand",
         "plot": "commands.plot:PlotCommand",
         "serve": "serving.command:ServeCommand",
         "check": "commands.check:CheckCommand",
@@ -116,7 +117,6 @@ _INSTEAD = {
 _HEAD = """flowrl trains a graph of skills in parallel and merges them into one agent.
   flowrl train exp/demo --target_skill "Make Wood Pickaxe" --total_timesteps 5M
 Leave GRAPH out where FLOWRL_GRAPH is set. flowrl COMMAND --help says more.
-
 """
 
 

@@ -17,7 +17,7 @@ from flowrl import config as configs
 from flowrl.config import PPOConfig
 from flowrl.envs.base import StepOutput, claims_of, count_steps, is_clipped
 from flowrl.envs.skill_module import TaskModule, open_module
-from flowrl.envs.tasks import WalkState, check_gains, step_ends
+from flowrl.envs.tasks import SkillEnv, WalkState, check_gains, step_ends
 from flowrl.envs.vector import BatchedEnv, BatchedState
 from flowrl.envs.world_digest import world_digest
 from flowrl.errors import ConfigError, ExpertMissingError
@@ -215,7 +215,15 @@ def _play(
 def open_plan(
     run_paths: RunPaths, watch: Watch | None = None
 ) -> tuple[TrainingRun, TaskModule, Play]:
-    """A run, its module, and what lets experts play its plan.
+    """A run, its module, and what lets experts play its plan; raises as `open_walk`."""
+    run, config, walk = open_walk(run_paths)
+    cache = open_cache(config, walk)
+    env = BatchedEnv(walk, stock=ROWS, cache=cache)
+    return run, walk.module, player(env, config, cache, watch)
+
+
+def open_walk(run_paths: RunPaths) -> tuple[TrainingRun, PPOConfig, SkillEnv]:
+    """A run, its settings, and the game that walks its plan.
 
     Raises:
       FileRefusedError: the module is not the one that was generated for the run.
@@ -226,10 +234,7 @@ def open_plan(
     config = configs.from_json(PPOConfig, run.config)
     use_compile_cache(config.compile_cache)
     check_backend()
-    walk = walk_of(config, module)
-    cache = open_cache(config, walk)
-    env = BatchedEnv(walk, stock=ROWS, cache=cache)
-    return run, module, player(env, config, cache, watch)
+    return run, config, walk_of(config, module)
 
 
 def _episodes(play: Play, params: Any, *, episodes: int, seed: int) -> list[Tally]:

@@ -38,6 +38,7 @@ LONGEST = (
     "games/test_a_game_of_ones_own.py",
     "commands/test_judge.py",
     "averaging/test_replicas.py",
+    "analysis/test_analyse.py",
     "tuning/test_sweep.py",
     "ppo/test_learning.py",
     "ppo/test_replica.py",

@@ -22,11 +22,12 @@ FLOORS = [
     "parallel ppo",
     "replicas multiagent reports evaluation agent",
     "tuning api",
+    "analysis",
     "viewing",
     "serving",
     # Programs: nothing but the command line `flowrl` imports them.
     "bottomup bottomup_parallel ppo_flow independent comparing"
-    " commands judging/command llm/command tuning/command serving/command",
+    " commands analysis/command judging/command llm/command tuning/command serving/command",
     "cli",
     "orchestrator __init__ __main__",
 ]
@@ -47,6 +48,7 @@ JAX_ROOMS = {
     "multiagent",
 }
 JAX_FILES = {
+    "analysis/replaying.py",
     "experts/checkpoint.py",
     "games/adapters/gymnax_engine.py",
     "games/adapters/navix_engine.py",

@@ -253,6 +253,11 @@ class SkillEnv:
         step = WorldStep(world, world, jnp.zeros((), jnp.float32))
         return self.engine.features([INTRINSICS], step)[INTRINSICS], self._held(world)
 
+    def holds(self, state: WalkState) -> jax.Array:
+        """bool[functions]: whose done-condition holds in a state in which nothing changes."""
+        zero = jnp.zeros((), jnp.float32)
+        return self._success_and_reward(state, WorldStep(state.world, state.world, zero))[0]
+
     def _walk(
         self,
         state: WalkState,

@@ -65,7 +65,9 @@ class Engine(Protocol):
     also have `moments`, which returns every feature in M timesteps, leaves `[M, …]`: new skill code
     is tried on them. Without, those of a random player are taken. With `fresh`, which returns them
     in W states in which nothing was done on purpose, leaves `[W, …]`, skills are refused that are
-    done in all of those.
+    done in all of those. With `holding`, which takes a world, an item's name and a number, and
+    returns the world in which the player holds at most so many of it, `flowrl analyse` tries skills
+    without an item.
     """
 
     def reset(self, key: Any) -> Any:

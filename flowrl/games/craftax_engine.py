@@ -99,6 +99,11 @@ class CraftaxEngine:
         """
         return {name: _feature(name, self._constants, step) for name in sorted(set(names))}
 
+    def holding(self, world: Any, item: str, most: Any) -> Any:
+        """The world in which the player holds at most this many of an item, int32[]."""
+        held = jnp.minimum(getattr(world.inventory, item), most)
+        return world.replace(inventory=world.inventory.replace(**{item: held}))
+
     def moments(self) -> Mapping[str, Any]:
         """Every feature, leaves `[moments, …]`; inventories are Craftax's own struct.
 

@@ -35,6 +35,13 @@ def page_of(facts: Facts) -> str:
     return "\n".join(parts)
 
 
+def recipe_rows(facts: Facts) -> list[dict[str, str]]:
+    """Return the recipes as the page has them, each by its columns; an empty cell is left out."""
+    cells = (_cells(each, facts) for each in facts.recipes)
+    named = (zip(_COLUMNS, row, strict=True) for row in cells)
+    return [{column: cell for column, cell in row if cell} for row in named]
+
+
 def _source(table: Table) -> tuple[str]:
     return (f"Read from `{table.source}`.",)
 

@@ -17,6 +17,8 @@ from flowrl.config import BottomUpConfig, PPOConfig, Sandbox
 from flowrl.console import print_report
 from flowrl.errors import EXIT_BUDGET, ConfigError, FileRefusedError, FlowrlError
 from flowrl.games.base import find_game
+from flowrl.knowledge.asking import facts_of
+from flowrl.knowledge.pages import recipe_rows
 from flowrl.launchers.sandbox import confinement
 from flowrl.llm.context import context_of
 from flowrl.llm.exchange import (
@@ -190,6 +192,7 @@ class WriteCommand(ReportCommand):
             said=place.said,
             failed=given_up(place.paths.transcripts),
             most_tokens=self.llm_context_tokens,
+            recipes=_recipes(place.env_name),
         )
         return Begun(
             wish=self._clean(self.wish),
@@ -265,6 +268,11 @@ class WriteCommand(ReportCommand):
         graph = SkillGraph(load_library(game.name, own).values(), capacity=game.capacity)
         storage.try_writing(folder)
         return _Destination(paths=GraphPaths(folder), graph=graph, said={}, env_name=game.name)
+
+
+def _recipes(env_name: str) -> list[dict[str, str]]:
+    """Return the recipes of a game, as `flowrl facts` says them; none if it cannot be probed."""
+    return recipe_rows(facts_of(env_name)) if find_game(env_name).probes else []
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,6 +21,7 @@ from flowrl.skills.validation.allowed import CALLS, FUNCTIONS, METHODS
 
 _PROMPTS = Path(__file__).parent / "prompts"
 _EXAMPLES = 2
+_RECIPES = 12
 _WORD = re.compile(r"[a-z]{3,}")
 
 
@@ -55,21 +56,24 @@ def context_of(
     said: Mapping[str, Mapping[str, Any]],
     failed: Iterable[str],
     most_tokens: int,
+    recipes: Iterable[Mapping[str, str]] = (),
 ) -> dict[str, Any]:
     """Return what bears on a wish, within about `most_tokens`; ConfigError if that is too few.
 
     Args:
       said: what a graph says of its skills besides, by name, such as success rates.
       failed: the reasons for which earlier proposals were given up.
+      recipes: what the game's actions need, use and yield, by column.
     """
     near = nearest(wish, skills.values())
     data: dict[str, Any] = {
         "wish": wish,
         "skills": [_row(skill, said.get(skill.name, {})) for skill in near],
+        "facts": _bearing(wish, near[:_EXAMPLES], recipes),
         "examples": [_example(skill) for skill in near[:_EXAMPLES]],
         "failed": list(failed),
     }
-    for key in ("failed", "skills", "examples"):
+    for key in ("failed", "skills", "facts", "examples"):
         while data[key] and tokens_of(json.dumps(data, ensure_ascii=False, indent=1)) > most_tokens:
             data[key].pop()
     if (least := tokens_of(json.dumps(data, indent=1))) > most_tokens:
@@ -87,6 +91,17 @@ def nearest(wish: str, skills: Iterable[Skill]) -> Sequence[Skill]:
         return len(wanted & name) / (len(name) or 1) + len(wanted & rest) / (len(wanted) or 1)
 
     return sorted(skills, key=shared, reverse=True)
+
+
+def _bearing(
+    wish: str, near: Iterable[Skill], recipes: Iterable[Mapping[str, str]]
+) -> list[Mapping[str, str]]:
+    """The recipes that share most words with a wish and its nearest skills, those first."""
+    names = (" ".join([skill.name, *skill.gain, *skill.requirements]) for skill in near)
+    wanted = _words(" ".join([wish, *names]))
+    rows = [(len(wanted & _words(" ".join(row.values()))), row) for row in recipes]
+    rows = sorted((pair for pair in rows if pair[0]), key=lambda pair: -pair[0])
+    return [row for _, row in rows[:_RECIPES]]
 
 
 def _words(text: str) -> set[str]:

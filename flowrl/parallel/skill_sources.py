@@ -250,6 +250,16 @@ class SkillSources:
         records.write(path, skill.to_json())
         self.refused.discard(path)
 
+    def correct(self, skill: Skill, evidence: Sequence[str]) -> None:
+        """Keep a skill with another contract, and its former text with the evidence against it."""
+        path = self._graph_paths.skill_file(skill.name)
+        former = path.parent / "former"
+        storage.make_dir(former)
+        number = len([*former.glob(f"{path.stem}.*.json")]) + 1
+        told = {**records.read_document(path), "evidence": list(evidence)}
+        records.write(former / f"{path.stem}.{number}.json", told)
+        self.keep_anew(skill)
+
     def recorded(self) -> dict[str, Skill]:
         """Return every kept skill that this version admits; FileRefusedError if one is damaged."""
         skills: dict[str, Skill] = {}

@@ -232,12 +232,18 @@ def _publish_requested(graph_paths: GraphPaths, flow: Flow, config: BottomUpConf
 def _add_kept(config: BottomUpConfig, backend: TrainingBackend, feeder: Feeder, name: str) -> None:
     """Add a skill that `flowrl add` has kept to a graph in training; twice is once.
 
-    GraphError: it is not kept, or does not fit. SkillError: its code has no approval. ConfigError:
-    it cannot be trained as it says.
+    Of a known one the contract is taken that `flowrl analyse` may have corrected. GraphError: it is
+    not kept, or does not fit. SkillError: its code has no approval. ConfigError: it cannot be
+    trained as it says.
     """
-    if name not in backend.graph.skills:
-        new = _kept_skills(config, name, without=backend.graph.skills)
+    known = backend.graph.skills
+    if name not in known:
+        new = _kept_skills(config, name, without=known)
         _use(config, backend, feeder, backend.graph.plus(new))
+    elif kept := SkillSources(GraphPaths(config.graph.graph_path)).recorded().get(name):
+        corrected = known[name].with_contract_of(kept)
+        if corrected != known[name]:
+            _use(config, backend, feeder, backend.graph.correcting(corrected))
     feeder.add(backend.graph, name)
 
 

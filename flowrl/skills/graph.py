@@ -89,13 +89,20 @@ class SkillGraph:
         """
         return self._with([skill], "give the changed skill another name")
 
-    def _with(self, new: Sequence[Skill], remedy: str) -> SkillGraph:
+    def correcting(self, skill: Skill) -> SkillGraph:
+        """Return a graph with another contract of one skill, which alone may have other needs.
+
+        Raises GraphError as `plus`.
+        """
+        return self._with([skill], "change its contract by hand", but=skill.name)
+
+    def _with(self, new: Sequence[Skill], remedy: str, *, but: str = "") -> SkillGraph:
         skills = {**self.skills, **{skill.name: skill for skill in new}}
         other = SkillGraph(skills.values(), capacity=self.capacity)
         other.check()
         for skill in new:
             other.plan(skill.name)
-        for name in self.skills:
+        for name in self.skills.keys() - {but}:
             if (now := set(other.needs(name))) != set(self.needs(name)):
                 was, will = (", ".join(sorted(x)) or "nothing" for x in (self.needs(name), now))
                 raise GraphError(f"{name} would need {will} instead of {was}; {remedy}")

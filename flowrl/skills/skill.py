@@ -37,7 +37,7 @@ from flowrl.skills.validation.syntax import (
     literal,
 )
 
-_AMOUNTS = ("requirements", "consumption", "gain")
+AMOUNTS = ("requirements", "consumption", "gain")
 _ITEM = re.compile(r"[a-z][a-z0-9_]{0,63}")
 ON_FLOOR = "on_floor"  # an item whose amount is exact: the floor that the player is on
 _CODE = ("is_done", "reward", "code")  # keys of skill data
@@ -101,7 +101,7 @@ class Skill:
             "description": self.description,
             **{
                 key: {item: str(amount) for item, amount in getattr(self, key).items()}
-                for key in _AMOUNTS
+                for key in AMOUNTS
             },
             "ephemeral": sorted(self.ephemeral),
             "is_done": self.is_done,
@@ -113,6 +113,10 @@ class Skill:
             **({} if self.like is None else {"like": self.like}),
             **({"trusted": True} if self.trusted else {}),
         }
+
+    def with_contract_of(self, other: Skill) -> Skill:
+        """The same skill with the amounts of another."""
+        return replace(self, **{key: getattr(other, key) for key in AMOUNTS})
 
     @staticmethod
     def from_json(fields: Mapping[str, Any]) -> Skill:
@@ -286,7 +290,7 @@ def _read_constants(constants: Mapping[str, Any], at: Callable[[str], str]) -> d
         name = display_name(name)
     except NameRefusedError as error:
         raise SkillError(f"{at('name')}: {error}; choose another") from error
-    amounts = {key: _amounts(constants.get(key, {}), key, at(key)) for key in _AMOUNTS}
+    amounts = {key: _amounts(constants.get(key, {}), key, at(key)) for key in AMOUNTS}
     if not any(amounts["gain"].values()) and ON_FLOOR not in amounts["gain"]:
         raise SkillError(f"{at('gain')}: gain is empty; say what the skill {name!r} yields")
     described = _text_of(constants.get("description") or name, "description", at("description"))

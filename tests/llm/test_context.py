@@ -13,11 +13,18 @@ from flowrl.skills.skill import SKILL_SETTINGS
 from flowrl.skills.validation.allowed import FUNCTIONS
 from tests.llm.making import GAME, LIBRARY
 
+RECIPES = [
+    {"action": "SLEEP", "yields": "energy +1"},
+    {"action": "DO", "ahead": "WATER", "yields": "drink +1", "achievements": "COLLECT_DRINK"},
+    {"action": "DO", "ahead": "IRON", "needs": "stone_pickaxe ≥ 1", "yields": "iron +1"},
+]
+
 
 def told(most_tokens: int, *, failed: tuple[str, ...] = ("too dear", "too cheap")) -> dict:
     said = {"Collect Wood": {"success_rate": 0.5}}
     wish = "Collect iron with a pickaxe"
-    return context_of(wish, LIBRARY, said=said, failed=failed, most_tokens=most_tokens)
+    more = {"most_tokens": most_tokens, "recipes": RECIPES}
+    return context_of(wish, LIBRARY, said=said, failed=failed, **more)
 
 
 def test_the_context_has_the_graph_examples_and_failures():
@@ -34,11 +41,16 @@ def test_the_context_has_the_graph_examples_and_failures():
 def test_the_context_keeps_its_bound_and_leaves_out_the_least_useful_first(most):
     data, whole = told(most), told(100_000)
     assert tokens_of(json.dumps(data, ensure_ascii=False, indent=1)) <= most
-    for key in ("failed", "skills", "examples"):
+    for key in ("failed", "skills", "facts", "examples"):
         assert data[key] == whole[key][: len(data[key])], "the farthest goes first"
     assert not (data["failed"] and len(data["skills"]) < len(whole["skills"]))
-    assert not (data["skills"] and len(data["examples"]) < len(whole["examples"]))
+    assert not (data["skills"] and len(data["facts"]) < len(whole["facts"]))
+    assert not (data["facts"] and len(data["examples"]) < len(whole["examples"]))
     assert data["wish"] == whole["wish"]
+
+
+def test_the_recipes_that_share_words_with_the_wish_come_first():
+    assert told(100_000)["facts"] == [RECIPES[2], RECIPES[1]], "of the rest none is told"
 
 
 def test_skills_that_share_words_with_the_wish_come_first():

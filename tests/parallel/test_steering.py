@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -15,8 +16,10 @@ from flowrl.errors import EXIT_RESUMABLE
 from flowrl.parallel.events import Verb
 from flowrl.parallel.requests import send_request
 from flowrl.parallel.skill_sources import SkillSources
+from flowrl.runs import read_run
+from flowrl.skills.amount import Amount
 from tests.launchers.conftest import until
-from tests.parallel.making import WOOD, make_skill
+from tests.parallel.making import LIBRARY, PICKAXE, TABLE, WOOD, make_skill
 from tests.parallel.stand_in_story import Place, ended
 from tests.skills.making import skill_text
 
@@ -197,3 +200,33 @@ def test_a_request_for_a_skill_that_nobody_checked_is_refused(place):
     assert "no skill 'Steal Wood' is kept with the graph" in outcomes()[0]
     assert "the code of 'Tried By Nobody' has no approval" in outcomes()[1]
     assert set(place.statuses()) == {WOOD}
+
+
+def test_a_corrected_contract_changes_later_plans_and_not_a_running_one(place):
+    place.order({TABLE: {"gate": "gate"}})
+    daemon = place.start(*LOCAL[:2], f"--target_skill={PICKAXE}")
+    until(lambda: place.statuses().get(TABLE) == "running", seconds=60)
+    (running,) = place.graph_paths.training_runs.glob("skill_*_Place_Table")
+    before = (running / "run.json").read_bytes()
+    wood = replace(LIBRARY[WOOD], gain={"wood": Amount.parse("2*n")})
+    SkillSources(place.graph_paths).correct(wood, ["gain of wood: 40 of 40 had 2"])
+    for _ in range(2):  # twice is once
+        send_request(place.graph_paths, Verb.ADD, WOOD)
+
+    def outcomes():
+        document = json.loads(place.graph_paths.scheduler_state.read_text())
+        return [response["outcome"] for response in document["requests"]]
+
+    until(lambda: outcomes() == ["done"] * 2, seconds=60)
+    assert (running / "run.json").read_bytes() == before
+    place.open("gate")
+    assert ended(daemon)[0] == 0
+    assert place.launches() == [WOOD, TABLE, PICKAXE], "no expert is trained anew"
+    plans = [
+        read_run(place.graph_paths.archive(n, name)).plan for n, name in ((1, TABLE), (2, PICKAXE))
+    ]
+    assert [plan[0].count for plan in plans] == [2, 2], "two wood, then three of them"
+    (former,) = (place.graph_paths.skill_files / "former").iterdir()
+    told = json.loads(former.read_text())
+    assert (former.name, told["gain"]) == ("Collect_Wood.1.json", {"wood": "n"})
+    assert told["evidence"] == ["gain of wood: 40 of 40 had 2"]

@@ -1,0 +1,1 @@
+"""Contracts of skills against what was played: what episodes and experiments disprove."""

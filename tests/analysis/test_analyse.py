@@ -1,0 +1,127 @@
+"""`flowrl analyse` on real training: wrong contracts are found, right ones are left."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from flowrl.paths import GraphPaths
+from tests.analysis.wrong import HERE, LIBRARY, text_of, wrong_contracts
+from tests.games.test_a_game_of_ones_own import installed
+
+WRONG = wrong_contracts()
+SPARE = next(name for name, wrong in WRONG.items() if wrong.stem == "00_pick_berry")
+FLAGS = (
+    *("--env_name=Forge-v1", "--launcher=local", "--no_use_wandb", "--total_timesteps=6e4"),
+    *("--num_envs=32", "--num_steps=32", "--max_task_steps=40", "--layer_size=16", "--lr=3e-3"),
+    *("--success_state_rate=0.95", "--min_success_rate=0.2", "--max_parallel_skills=2"),
+)
+SHOWN = """\
+-requirements = {"ore": "1"}
+-consumption = {"ore": "1"}
++requirements = {}
++consumption = {}
+"""
+
+
+class Forge:
+    """A graph of the forge's skills and of wrong ones."""
+
+    def __init__(self, folder) -> None:
+        self.env = {**os.environ, "PYTHONPATH": installed(folder, HERE)}
+        self.graph, self.skills = folder / "graph", folder / "skills"
+        self.skills.mkdir()
+
+    def train(self, *names: str, target: str | None = None) -> None:
+        for name in names:
+            (self.skills / f"{name.replace(' ', '_')}.py").write_text(text_of(name, WRONG[name]))
+        words = [f"--graph_path={self.graph}", f"--skills_dir={self.skills}", *FLAGS]
+        words += [f"--target_skill={target}"] if target else []
+        done = self._run("flowrl.bottomup_parallel", *words)
+        assert done.returncode == 0, done.stderr
+
+    def flowrl(self, *words: object, code: int = 0) -> subprocess.CompletedProcess[str]:
+        done = self._run("flowrl.cli", *map(str, words))
+        assert done.returncode == code, done.stdout + done.stderr
+        return done
+
+    def analyse(self, *words: str) -> dict[str, dict]:
+        told = json.loads(self.flowrl("analyse", self.graph, *words, "--json").stdout)
+        return {each["skill"]: each for each in told}
+
+    def _run(self, module: str, *words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", module, *words]
+        return subprocess.run(command, env=self.env, text=True, capture_output=True, check=False)
+
+
+def proposed(told: dict) -> dict[str, str]:
+    """The amounts that an analysis proposes, by part of the contract and item."""
+    return {f"{each['key']} {each['item']}": each["now"] for each in told["disproofs"]}
+
+
+@pytest.fixture
+def forge(tmp_path):
+    return Forge(tmp_path)
+
+
+@pytest.mark.timeout(300)
+def test_a_superfluous_need_is_found_and_taken_out(forge):
+    forge.train(SPARE, target=SPARE)
+    graph_paths = GraphPaths(forge.graph)
+    kept = graph_paths.skill_file(SPARE)
+    before, manifest = json.loads(kept.read_text()), graph_paths.manifest.read_bytes()
+    said = forge.flowrl("analyse", forge.graph, SPARE, "--apply")
+    assert f"no episode of {SPARE} is recorded: 256 are now" in said.stderr
+    assert "  with at most 0 ore " in said.stdout
+    assert SHOWN in said.stdout
+    assert said.stdout.endswith(f"{SPARE}: its contract is corrected; its expert stays\n")
+    after = json.loads(kept.read_text())
+    differs = {key for key in before if after[key] != before[key]} - {"sha256"}
+    assert differs == {"requirements", "consumption"}
+    assert after["requirements"] == after["consumption"] == {}
+    [old] = (graph_paths.skill_files / "former").iterdir()
+    former = json.loads(old.read_text())
+    assert "superfluous" in former["evidence"][0]
+    assert former["requirements"] == {"ore": "1"}
+    assert graph_paths.manifest.read_bytes() == manifest
+    assert "Dig Ore" not in forge.flowrl("plan", forge.graph, SPARE).stdout
+    told = forge.analyse(SPARE)[SPARE]
+    assert told["disproofs"] == [], "twice is once"
+    assert (told["least"], told["spent"]) == ({"ore": 1}, {})
+    assert told["won"]["berry"] > 0.9, "some find a berry while they dig"
+
+
+def test_what_cannot_be_analysed_is_one_line(forge, flowrl):
+    assert "is no graph" in flowrl("analyse", forge.skills, code=1).err
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_wrong_contracts_are_found_and_right_ones_are_left(forge):
+    forge.train(*WRONG)
+    told = forge.analyse()
+    missed = [name for name, wrong in WRONG.items() if not is_found(told[name], wrong)]
+    assert {"too dear", "too cheap", "missing", "superfluous"} == {w.kind for w in WRONG.values()}
+    assert len(WRONG) >= 20
+    assert len(missed) <= len(WRONG) // 20, missed
+    right = [path.stem[3:].replace("_", " ").title() for path in LIBRARY.glob("*.py")]
+    assert {name: told[name]["disproofs"] for name in right} == {name: [] for name in right}
+    kinds = Counter(wrong.kind for name, wrong in WRONG.items() if name not in missed)
+    sys.stdout.write(f"found of {len(WRONG)}: {dict(kinds)}; right ones: {len(right)}\n")
+
+
+def is_found(told: dict, wrong) -> bool:
+    """Whether the corrected contract is the recipe's: its needs, and what is used up."""
+    now = proposed(told)
+    for item, amount in wrong.right.items():
+        used = 0 if item == "knife" else amount
+        needs = now.get(f"requirements {item}", wrong.requirements.get(item, "0"))
+        uses = now.get(f"consumption {item}", wrong.consumption.get(item, "0"))
+        if (needs, uses) != (str(amount), str(used)):
+            return False
+    return True
