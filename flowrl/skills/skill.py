@@ -159,7 +159,7 @@ def parse_skill(
         origin=CodeOrigin(place, lines["task_is_done"], lines["task_reward"], exact),
     )
     bodies = [node for node in module.body if isinstance(node, ast.FunctionDef)]
-    fitting = fitting_games(bodies, games, trusted=trusted)
+    fitting = games if len(games) == 1 else fitting_games(bodies, games, trusted=trusted)
     if all(problems := [missing_in(game, skill) for game in fitting]):
         raise SkillError(f"{place}:{lines.get('gain', 1)}: {problems[-1]}")
     return skill
