@@ -54,6 +54,8 @@ class Probes(Protocol):
     """Of dials that are no amounts, the names of their values."""
     places: tuple[Place, ...]
     """Where every action is tried, the richest first."""
+    floors: Mapping[str, tuple[int, ...]]
+    """Of what can stand ahead, the floors where it is, as far as they are known."""
     unprobed: Mapping[str, str]
     """What is not probed, and the reason."""
 
