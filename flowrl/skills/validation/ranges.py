@@ -138,12 +138,14 @@ def _walk(
         if name in _CALLS and (inner := equation.params["jaxpr"]):
             results = _walk(inner.jaxpr, inner.consts, operands, None)
         elif name in _COMPARISONS:
-            results = [Range(0, 1)]
-            if found is not None and _is_decided(name, operands) and _is_own(equation):
-                found.append(Decided(*operands, equation.source_info.traceback))
+            results, (left, right) = [Range(0, 1)], operands
+            if found is not None and left and right and _is_own(equation):
+                sides = Decided(left, right, equation.source_info.traceback)
+                found += [sides] if _is_decided(name, left, right) else []
         elif rule := _RULES.get(name):
             used = operands[:1] if rule is _same else operands
-            results = [None if None in used else rule(equation, used)]
+            known = [each for each in used if each is not None]
+            results = [rule(equation, known) if len(known) == len(used) else None]
         ranges |= zip(equation.outvars, results, strict=True)
     return [range_of(part) for part in jaxpr.outvars]
 
@@ -155,9 +157,8 @@ def _constant(value: Any) -> Range | None:
     return Range(float(array.min()), float(array.max()), varies=False)
 
 
-def _is_decided(name: str, sides: Sequence[Range | None]) -> bool:
-    left, right = sides
-    if left is None or right is None or left.varies == right.varies:
+def _is_decided(name: str, left: Range, right: Range) -> bool:
+    if left.varies == right.varies:
         return False
     never = (name == "gt" and left.most <= right.least) or (
         name == "lt" and left.least >= right.most
