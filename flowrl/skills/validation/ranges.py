@@ -7,7 +7,9 @@ the most that it can be. What an operation without a rule yields is not known.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,79 +37,49 @@ class Decided(NamedTuple):
     traceback: Any
 
 
-_Rule = Callable[[Any, Sequence[Range]], Range]
-
-
-def _same(equation: Any, given: Sequence[Range]) -> Range:
-    """The range of the first operand: some of its elements, perhaps as another type."""
-    is_truth = equation.outvars[0].aval.dtype == bool
-    return Range(0, 1) if is_truth and given[0].most > 1 else given[0]
-
-
-def _any_of(equation: Any, given: Sequence[Range]) -> Range:
-    return _around([end for each in given for end in each[:2]], given)
-
-
-def _products(equation: Any, given: Sequence[Range]) -> Range:
-    return _around([one * other for one in given[0][:2] for other in given[1][:2]], given)
-
-
-def _sum(equation: Any, given: Sequence[Range]) -> Range:
-    sizes = [math.prod(each.aval.shape) for each in (equation.invars[0], equation.outvars[0])]
-    often = sizes[0] // max(sizes[1], 1)
-    return _around([end * often for end in given[0][:2]], given)
-
-
-def _ends(compute: Callable[..., float]) -> _Rule:
-    """The rule of an operation that grows with each operand."""
-
-    def rule(equation: Any, given: Sequence[Range]) -> Range:
-        least, most = (compute(*(each[side] for each in given)) for side in (0, 1))
-        return _around([least, most], given)
-
-    return rule
-
-
-def _truth(equation: Any, given: Sequence[Range]) -> Range:
-    """The range of what is true or false; of whole numbers, `~` and `&` have no rule."""
-    return Range(0, 1) if equation.outvars[0].aval.dtype == bool else _around([math.nan], given)
-
-
-def _around(values: Sequence[float], given: Sequence[Range]) -> Range:
-    if any(map(math.isnan, values)):
-        return Range(-math.inf, math.inf)
-    return Range(min(values), max(values), varies=any(each.varies for each in given))
-
-
-_RULES: Mapping[str, _Rule] = {
-    **dict.fromkeys(
-        (
-            *("slice", "squeeze", "reshape", "broadcast_in_dim", "transpose", "rev", "copy"),
-            *("expand_dims", "gather", "dynamic_slice", "convert_element_type"),
-            *("reduce_max", "reduce_min", "reduce_and", "reduce_or"),
-        ),
-        _same,
-    ),
-    **dict.fromkeys(("and", "or", "not"), _truth),
-    "add": _ends(lambda one, other: one + other),
-    "max": _ends(max),
-    "min": _ends(min),
-    "sub": lambda equation, given: _around(
-        [given[0].least - given[1].most, given[0].most - given[1].least], given
-    ),
-    "neg": lambda equation, given: _around([-given[0].least, -given[0].most], given),
-    "abs": lambda equation, given: _around([0, -given[0].least, given[0].most], given),
-    "mul": _products,
-    "reduce_sum": _sum,
-    "concatenate": _any_of,
-    "select_n": lambda equation, given: _any_of(equation, given[1:]),
+# Operations that lie between their results for the least and the most of each operand.
+_BETWEEN: Mapping[str, Callable[..., float]] = {
+    **{name: getattr(operator, name) for name in ("add", "sub", "mul", "neg")},
+    **{"max": max, "min": min},
 }
+# Operations that yield elements of the first operand, perhaps as another type.
+_ELEMENTS = frozenset(
+    (
+        *("slice", "squeeze", "reshape", "broadcast_in_dim", "transpose", "rev", "copy"),
+        *("expand_dims", "gather", "dynamic_slice", "convert_element_type"),
+        *("reduce_max", "reduce_min", "reduce_and", "reduce_or"),
+    )
+)
+
+
+def _range(equation: Any, given: Sequence[Range | None]) -> Range | None:
+    """The range of an operation's result; None where it is not known."""
+    name, result = equation.primitive.name, equation.outvars[0].aval
+    if result.dtype == bool:
+        return Range(0, 1)
+    if name in _ELEMENTS:
+        return given[0]
+    known = [each for each in given if each is not None]
+    if len(known) < len(given):
+        return None
+    if name in _BETWEEN:
+        ends = [_BETWEEN[name](*corner) for corner in product(*(each[:2] for each in known))]
+    elif name in ("concatenate", "select_n"):
+        ends = [end for each in known[name == "select_n" :] for end in each[:2]]
+    elif name == "reduce_sum":
+        times = math.prod(equation.invars[0].aval.shape) // max(1, math.prod(result.shape))
+        ends = [end * times for end in known[0][:2]]
+    else:
+        return None
+    if any(map(math.isnan, ends)):  # such as 0 × inf
+        return None
+    return Range(min(ends), max(ends), varies=any(each.varies for each in known))
 
 
 def decided(
     jaxpr: core.Jaxpr, consts: Sequence[Any], given: Sequence[Range | None]
-) -> Iterator[Decided]:
-    """Yield the comparisons that have one outcome for all values within the ranges.
+) -> list[Decided]:
+    """Return the comparisons that have one outcome for all values within the ranges.
 
     Not those that are always true of values which may be equal, such as `wood >= 0`.
 
@@ -116,7 +88,7 @@ def decided(
     """
     found: list[Decided] = []
     _walk(jaxpr, consts, given, found)
-    yield from found
+    return found
 
 
 def _walk(
@@ -135,17 +107,15 @@ def _walk(
     for equation in jaxpr.eqns:
         name, operands = equation.primitive.name, [range_of(part) for part in equation.invars]
         results: Sequence[Range | None] = [None] * len(equation.outvars)
-        if name in _CALLS and (inner := equation.params["jaxpr"]):
+        if name in _CALLS:
+            inner = equation.params["jaxpr"]
             results = _walk(inner.jaxpr, inner.consts, operands, None)
-        elif name in _COMPARISONS:
-            results, (left, right) = [Range(0, 1)], operands
-            if found is not None and left and right and _is_own(equation):
-                sides = Decided(left, right, equation.source_info.traceback)
-                found += [sides] if _is_decided(name, left, right) else []
-        elif rule := _RULES.get(name):
-            used = operands[:1] if rule is _same else operands
-            known = [each for each in used if each is not None]
-            results = [rule(equation, known) if len(known) == len(used) else None]
+        elif len(results) == 1:
+            results = [_range(equation, operands)]
+        if found is not None and name in _COMPARISONS and _is_own(equation):
+            left, right = operands
+            if left and right and _is_decided(name, left, right):
+                found.append(Decided(left, right, equation.source_info.traceback))
         ranges |= zip(equation.outvars, results, strict=True)
     return [range_of(part) for part in jaxpr.outvars]
 
