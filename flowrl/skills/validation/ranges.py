@@ -13,7 +13,6 @@ from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
-from jax.extend import core
 
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 _CALLS = ("jit", "pjit")
@@ -76,9 +75,7 @@ def _range(equation: Any, given: Sequence[Range | None]) -> Range | None:
     return Range(min(ends), max(ends), varies=any(each.varies for each in known))
 
 
-def decided(
-    jaxpr: core.Jaxpr, consts: Sequence[Any], given: Sequence[Range | None]
-) -> list[Decided]:
+def decided(jaxpr: Any, consts: Sequence[Any], given: Sequence[Range | None]) -> list[Decided]:
     """Return the comparisons that have one outcome for all values within the ranges.
 
     Not those that are always true of values which may be equal, such as `wood >= 0`.
@@ -92,7 +89,7 @@ def decided(
 
 
 def _walk(
-    jaxpr: core.Jaxpr,
+    jaxpr: Any,
     consts: Sequence[Any],
     given: Sequence[Range | None],
     found: list[Decided] | None,
@@ -102,7 +99,8 @@ def _walk(
     ranges |= zip(jaxpr.constvars, map(_constant, consts), strict=True)
 
     def range_of(part: Any) -> Range | None:
-        return _constant(part.val) if isinstance(part, core.Literal) else ranges[part]
+        is_literal = hasattr(part, "val")  # so this module does without JAX
+        return _constant(part.val) if is_literal else ranges[part]
 
     for equation in jaxpr.eqns:
         name, operands = equation.primitive.name, [range_of(part) for part in equation.invars]
