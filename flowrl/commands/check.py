@@ -154,7 +154,7 @@ def check_files(
         else:
             good.setdefault(number, []).append(code.env_name)
     skills = {number: skill for number, skill in enumerate(read) if number in good}
-    plans = _plans(skills, good, games)
+    plans = _plans(skills, good, games, files)
     why = {number: each for number, each in why.items() if number not in good}
     for number in good if whole else ():
         if all(plan.startswith(_NO_PLAN) for plan in plans[number].values()):
@@ -198,16 +198,23 @@ def compared(checked: CheckedFile) -> CheckedFile:
 
 
 def _plans(
-    skills: Mapping[int, Any], good: Mapping[int, Sequence[str]], games: Sequence[Game]
+    skills: Mapping[int, Any],
+    good: Mapping[int, Sequence[str]],
+    games: Sequence[Game],
+    files: Sequence[Path],
 ) -> dict[int, dict[str, str]]:
-    """The steps to each skill, or why there are none, among the library and these skills."""
+    """The steps to each skill, or why there are none, among the library and these skills.
+
+    The library is not read again if its files are among these.
+    """
     plans: dict[int, dict[str, str]] = {}
+    read = {path.resolve() for path in files}
     for game in games:
         fit = {number: skill for number, skill in skills.items() if game.name in good[number]}
         own = {skill.name: skill for skill in fit.values()}
-        graph = SkillGraph(
-            {**(load_library(game.name) if own else {}), **own}.values(), capacity=game.capacity
-        )
+        library = own and not read.issuperset(game.library_folder.resolve().glob("*.py"))
+        others = load_library(game.name) if library else {}
+        graph = SkillGraph({**others, **own}.values(), capacity=game.capacity)
         for number, skill in fit.items():
             try:
                 steps = graph.plan(skill.name)
@@ -264,5 +271,7 @@ def _games(skill: Skill, games: Sequence[Game]) -> list[str]:
 
 def _fitting(skill: Skill, games: Sequence[Game]) -> Sequence[Game]:
     """The games that have all that the skill names: one at least, or it would be refused."""
+    if len(games) == 1:
+        return games
     functions = [parsed_function(code) for code in (skill.is_done, skill.reward)]
     return [game for game in fitting_games(functions, games) if not missing_in(game, skill)]

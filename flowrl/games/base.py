@@ -133,6 +133,9 @@ class Game:
     """How many floors there are, on one of which the player is; the first is 0."""
     features: Mapping[str, str]
     """What skill functions may ask for: name → type, shape and meaning."""
+    bounds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """Feature, or field of one (`inventory.bow`) → its least and its most value, where known.
+    What is `_prev` or `_diff` follows, and inventories follow from `capacity`."""
     items: frozenset[str] = frozenset()
     """The fields of the feature `inventory`, its `_prev` and its `_diff`."""
     intrinsics: tuple[str, ...] = ()
@@ -191,6 +194,16 @@ class Game:
     def is_grid(self) -> bool:
         """True if an observation is a grid of cells."""
         return len(self.observation_shape) > 1
+
+    def bounds_of(self, feature: str) -> tuple[float, float] | None:
+        """The least and the most of a feature or of a field of one; None where not known."""
+        form, _, item = feature.partition(".")
+        name = form.removesuffix("_prev").removesuffix("_diff")
+        held = (0, self.capacity) if form in INVENTORIES else None
+        found = self.bounds.get(f"{name}.{item}" if item else name, held)
+        if found is not None and form.endswith("_diff"):
+            return found[0] - found[1], found[1] - found[0]
+        return found
 
     def observed(self, *, sight: bool) -> ObservationSize:
         """Size of what an expert sees: the observation, with `sight` also the columns beside.

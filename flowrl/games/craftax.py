@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from importlib.metadata import version
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,32 @@ def _features(of_world: Mapping[str, str]) -> dict[str, str]:
     return listed | _OF_STEP
 
 
+def _bounds(*, blocks: str, floors: int, needs: int) -> dict[str, tuple[float, float]]:
+    """The least and the most of features; `needs` is the most of the player's intrinsics."""
+    truths = ("achievements", "is_sleeping", "was_sleeping", "light_level")
+    return {
+        **dict.fromkeys(truths, (0, 1)),
+        **dict.fromkeys(("facing_block", "local_map"), (0, len(blocks.split()) - 1)),
+        **dict.fromkeys(("timestep", "episode_timestep"), (1, inf)),
+        "player_level": (0, floors - 1),
+        "player_intrinsics": (0, needs),
+        "monsters_killed": (0, 0 if floors == 1 else inf),
+        "health_penalty": (-inf, 0),
+    }
+
+
+_FULL_BOUNDS: Mapping[str, tuple[float, float]] = {
+    "inventory.armour": (0, 2),  # a piece
+    **dict.fromkeys(("inventory.pickaxe", "inventory.sword"), (0, 4)),
+    "inventory.bow": (0, 1),
+    **dict.fromkeys(("dexterity", "strength", "intelligence"), (1, 5)),
+    "player_mana": (0, 6 + 3 * 5),
+    "player_xp": (0, inf),
+    **dict.fromkeys(("learned_spells", "chests_opened", "light_map"), (0, 1)),
+    **dict.fromkeys(("is_resting", "boss_vulnerable"), (0, 1)),
+    **dict.fromkeys(("sword_enchantment", "bow_enchantment", "armour_enchantments"), (0, 2)),
+    "boss_progress": (0, 8),
+}
 _NEEDS = ("hunger", "thirst", "fatigue", "other")
 _PINNED = "1.6."  # the versions of craftax whose facts are known, as pyproject.toml has them
 _LIBRARY = Path(__file__).parents[1] / "skills" / "library"
@@ -165,6 +192,7 @@ CLASSIC = _game(
     causes=("lava", "asleep", "zombie", "arrow", *_NEEDS),  # as the engine tells them apart
     num_actions=17,
     features=_features(_OF_WORLD),
+    bounds=_bounds(blocks=_CLASSIC_BLOCKS, floors=1, needs=9),
     enums=_enums(
         BlockType=_CLASSIC_BLOCKS, Action=_CLASSIC_ACTIONS, Achievement=_CLASSIC_ACHIEVEMENTS
     ),
@@ -184,6 +212,8 @@ FULL = _game(
     causes=("lava", "asleep", "mob", "arrow", *_NEEDS),
     num_actions=43,
     features=_features(_OF_WORLD | _OF_FULL_WORLD),
+    # A player of the most dexterity has 7 + 2 × 5 food, drink and energy at most.
+    bounds=_bounds(blocks=_CLASSIC_BLOCKS + _MORE_BLOCKS, floors=9, needs=17) | _FULL_BOUNDS,
     enums=_enums(
         BlockType=_CLASSIC_BLOCKS + _MORE_BLOCKS,
         Action=_CLASSIC_ACTIONS + _MORE_ACTIONS,

@@ -293,6 +293,13 @@ class CraftaxProbes:
         achievements = {each.name: got[each.value] for each in self.constants.Achievement}
         return values, ahead[_AHEAD], achievements
 
+    @property
+    def floors(self) -> Mapping[str, tuple[int, ...]]:
+        """Of mobs and blocks, the floors where they are; Classic has one."""
+        if not self.full:
+            return {}
+        return craftax_tables.floors_of(self.constants, self.mobs, self._begun.map)
+
     def _bag(self) -> int:
         """The number of an item that the game's own code leaves of very many."""
         many = jax.tree.map(lambda leaf: jnp.full_like(leaf, _CALM), self._begun.inventory)

@@ -44,9 +44,24 @@ def limits(constants: Any, params: Mapping[str, Any]) -> Table:
     return Table(title="Limits", source=constants.__name__, columns=("name", "value"), rows=rows)
 
 
+def floors_of(
+    constants: Any, named: Sequence[tuple[str, int, int]], rows_of: Any
+) -> dict[str, tuple[int, ...]]:
+    """Return the floors of the mobs and blocks of full Craftax, of the maps of `stand_in`."""
+    found = {name: tuple(_mob_floors(constants, kind, number)) for name, kind, number in named}
+    for number, (made, ores) in enumerate(_contents(constants, rows_of)):
+        for name in made | ores.keys():
+            found[name] = (*found.get(name, ()), number)
+    return found
+
+
+def _mob_floors(constants: Any, kind: int, number: int) -> list[int]:
+    floors = np.asarray(constants.FLOOR_MOB_MAPPING)
+    return np.flatnonzero(floors[:, kind] == number).tolist()
+
+
 def mobs(constants: Any, named: Sequence[tuple[str, int, int]]) -> Table:
     """Return floors, health, damage and defence of the mobs of full Craftax."""
-    floors = np.asarray(constants.FLOOR_MOB_MAPPING)
     health = np.asarray(constants.MOB_TYPE_HEALTH_MAPPING)
     damage = np.asarray(constants.MOB_TYPE_DAMAGE_MAPPING)
     defence = np.asarray(constants.MOB_TYPE_DEFENSE_MAPPING)
@@ -58,7 +73,7 @@ def mobs(constants: Any, named: Sequence[tuple[str, int, int]]) -> Table:
             (
                 name,
                 _KINDS[kind],
-                " ".join(str(floor) for floor in np.flatnonzero(floors[:, kind] == number)[:8]),
+                " ".join(map(str, _mob_floors(constants, kind, number))),
                 f"{health[number, kind]:g}",
                 "" if kind == 0 else _three(hurts),
                 _three(defence[number, kind]),
@@ -81,15 +96,9 @@ def _three(values: Any) -> str:
 
 def floors(constants: Any, names: Sequence[str], rows_of: Any) -> Table:
     """Return what the generators of full Craftax put on each floor, of the maps of `stand_in`."""
-    block = {each.value: each.name for each in constants.BlockType}
     rows = []
-    for number, (name, found) in enumerate(zip(names, np.asarray(rows_of), strict=True)):
-        made = {block[value] for row in (0, 3) for value in found[row] if value > 1}
-        ores = {
-            block[value]: chance / PARTS
-            for value, chance in zip(found[1], found[2], strict=True)
-            if chance
-        }
+    contents = zip(names, _contents(constants, rows_of), strict=True)
+    for number, (name, (made, ores)) in enumerate(contents):
         some = ", ".join(f"{ore} {chance:.2%}" for ore, chance in ores.items())
         rows.append((f"{number} {name}", ", ".join(sorted(made)), some))
     return Table(
@@ -98,3 +107,15 @@ def floors(constants: Any, names: Sequence[str], rows_of: Any) -> Table:
         columns=("floor", "blocks of its settings", "ores, chance a stone"),
         rows=tuple(rows),
     )
+
+
+def _contents(constants: Any, rows_of: Any) -> list[tuple[set[str], dict[str, float]]]:
+    """The blocks of each floor, and the chances of its ores."""
+    block = {each.value: each.name for each in constants.BlockType}
+    return [
+        (
+            {block[value] for row in (0, 3) for value in found[row] if value > 1},
+            {block[v]: share / PARTS for v, share in zip(*found[1:3], strict=True) if share},
+        )
+        for found in np.asarray(rows_of)
+    ]

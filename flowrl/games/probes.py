@@ -57,6 +57,11 @@ class Probes(Protocol):
     unprobed: Mapping[str, str]
     """What is not probed, and the reason."""
 
+    @property
+    def floors(self) -> Mapping[str, tuple[int, ...]]:
+        """Of what can stand ahead, the floors where it is, as far as they are known."""
+        ...
+
     def world(self, dials: Mapping[str, Any], ahead: Any, key: Any) -> Any:
         """The world of these dials, int32[] each, with the thing of this number ahead."""
         ...

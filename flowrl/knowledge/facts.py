@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from flowrl.games.probes import Table
 
@@ -51,3 +51,5 @@ class Facts:
     """What is not probed, and the reason."""
     names: Mapping[str, tuple[str, ...]]
     """Of needs that are no amounts, the names of their values."""
+    floors: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Of what stands ahead, the floors where it is; what is not named may be on any."""

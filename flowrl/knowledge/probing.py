@@ -90,6 +90,7 @@ def probed(name: str, probes: Probes, *, cache: Path | None = None) -> Facts:
             **dict.fromkeys(sorted(silent), "it changed nothing at any place that was tried"),
         },
         names=probes.names,
+        floors=probes.floors,
     )
 
 

@@ -1,15 +1,16 @@
-"""Skill files compared with the facts of their game: amounts and achievements that differ."""
+"""Skill files compared with the facts of their game: amounts, achievements and floors."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from flowrl.games.base import Game, known_games
-from flowrl.knowledge.facts import Facts, Recipe
-from flowrl.skills.skill import Amount, Skill
+from flowrl.knowledge.facts import Bound, Facts, Recipe
+from flowrl.skills.skill import ON_FLOOR, Amount, Skill
 
 _COUNTS = (1, 2)  # of a plan's step, at which amounts are compared
+_FLOOR = "floor"  # the need of a recipe that is one
 _NEAR = "near_"  # before the name of a thing that the player must stand beside
 
 
@@ -39,7 +40,7 @@ def remarks(skill: Skill, facts: Facts, items: Iterable[str]) -> list[str]:
     meant = [recipe for recipe in certain or yielding if not asked or recipe in giving] or giving
     told = frozenset(item for each in facts.recipes for item in (*each.changes, *each.needs))
     found = [_amounts(skill, recipe, told.intersection(items)) for recipe in meant]
-    return min(found, key=len, default=[])
+    return [*min(found, key=len, default=[]), *_elsewhere(skill, meant, facts)]
 
 
 def _achievements(skill: Skill) -> frozenset[str]:
@@ -51,6 +52,28 @@ def _achievements(skill: Skill) -> frozenset[str]:
         and isinstance(node.value, ast.Name)
         and node.value.id == "Achievement"
     )
+
+
+def _elsewhere(skill: Skill, recipes: Sequence[Recipe], facts: Facts) -> Iterator[str]:
+    """Yield the floors of a skill on which none of the recipes can be done, if there are any."""
+    every = range(len(facts.names.get(_FLOOR, ())))
+    can = set[int]().union(*(_floors(recipe, facts, every) for recipe in recipes))
+    exact = skill.requirements.get(ON_FLOOR)
+    alone = every if exact is None or exact.per else (exact.base,)
+    wrong = sorted({*(skill.floors or alone)} - can) if recipes else []
+    if wrong:
+        told = dict.fromkeys(map(_told, recipes))
+        where = f"{', '.join(told)} can be done on {', '.join(map(str, sorted(can)))} alone"
+        yield f"is done on floor {', '.join(map(str, wrong))}, {where}; say so in floors"
+
+
+def _floors(recipe: Recipe, facts: Facts, every: range) -> set[int]:
+    """The floors where a recipe can be done; of many things ahead one is everywhere."""
+    ahead = recipe.ahead if _names_ahead(recipe) else ()
+    there = [facts.floors.get(name, every) for name in ahead]
+    bound = recipe.needs.get(_FLOOR, Bound())
+    most = every.stop if bound.most is None else bound.most + 1
+    return set[int]().union(*there or [every]).intersection(range(bound.least or 0, most))
 
 
 def _sure(recipe: Recipe, item: str) -> bool:
@@ -106,5 +129,10 @@ def _at(amounts: Mapping[str, Amount], item: str, n: int) -> int:
 
 
 def _told(recipe: Recipe) -> str:
-    ahead = f" at {recipe.ahead[0]}" if len(recipe.ahead) in (1, 2) else ""
+    ahead = f" at {recipe.ahead[0]}" if _names_ahead(recipe) else ""
     return f"{recipe.action}{ahead}"
+
+
+def _names_ahead(recipe: Recipe) -> bool:
+    """Return whether a recipe is about one thing ahead, or one of two."""
+    return len(recipe.ahead) in (1, 2)

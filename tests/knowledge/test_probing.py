@@ -23,6 +23,7 @@ class Rules:
     actions, idle = ("WAIT", "CRAFT", "PICK"), "WAIT"
     ahead, free = ("NOTHING", "BUSH", "BENCH", "STUMP"), "NOTHING"
     names: ClassVar = {}
+    floors: ClassVar = {}
     unprobed: ClassVar = {"luck": "it is luck"}
 
     def __init__(self, *, needs, uses, at_bench, most, luck):

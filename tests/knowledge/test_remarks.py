@@ -19,13 +19,14 @@ from flowrl.skills.skill import load_library, parse_skill
 pytestmark = [pytest.mark.craftax, pytest.mark.timeout(600)]
 
 
-def text_of(name="Own", *, requirements=None, consumption=None, gain, done="True"):
+def text_of(name="Own", *, requirements=None, consumption=None, gain, done="True", floors=None):
     return f'''"""Text."""
 
 name = "{name}"
 requirements = {requirements or {}}
 consumption = {consumption or {}}
 gain = {gain}
+{f"floors = {floors}" if floors else ""}
 
 
 def task_is_done(achievements):
@@ -94,6 +95,35 @@ def test_the_whole_library_of_both_games_agrees_with_the_facts(game, facts):
 )
 def test_what_differs_is_told_with_the_probed_figure(parts, remark):
     assert remark in said(FULL, **parts)
+
+
+@pytest.mark.parametrize(
+    ("parts", "remark"),
+    [
+        ({"gain": {"iron": "n"}, "floors": [0, 1]}, "floor 1, DO at IRON can be done on 0, 2, 5"),
+        (
+            {"gain": {"sapphire": "n"}},
+            "floor 0, 1, 3, 4, 6, 8, DO at SAPPHIRE can be done on 2, 5, 7",
+        ),
+        ({"gain": {"books": 1}, "floors": [1]}, "floor 1, DO at CHEST can be done on 3, 4"),
+        (
+            {"gain": {"won": 1}, "floors": [3, 4], "done": "Achievement.DEFEAT_KOBOLD.value > 0"},
+            "floor 4, DO at KOBOLD, SHOOT_ARROW at KOBOLD",
+        ),
+        (
+            {"gain": {"drank": 1}, "done": "Achievement.COLLECT_DRINK.value > 0", "floors": [6]},
+            "floor 6, DO at WATER can be done on 0, 1, 2, 3, 4, 5, 7",
+        ),
+        (
+            {"gain": {"bow": 1}, "requirements": {"on_floor": 3}},
+            "floor 3, DO at CHEST can be done on 1",
+        ),
+    ],
+    ids=["one of two", "not said", "chest", "foe", "water", "required"],
+)
+def test_a_skill_on_floors_without_its_resource_is_told_where_that_is(parts, remark):
+    assert f"is done on {remark}" in "; ".join(said(FULL, **parts))
+    assert "say so in floors" in said(FULL, **parts)[-1]
 
 
 def certain(recipe, items):

@@ -139,7 +139,7 @@ def test_a_skill_that_is_always_done_or_never_is_refused():
         "(timestep):\n    return timestep == timestep": "task_is_done is true in every known state",
     }
     honest = [
-        "(inventory, n):\n    return inventory.diamond > 8 + n",
+        "(inventory, n):\n    return inventory.diamond > 7 + n",
         "(achievements):\n    return achievements[3] > 0",
         "(timestep):\n    return timestep >= 7",
     ]
@@ -255,7 +255,7 @@ def test_an_index_beyond_a_features_shape_is_refused_and_one_within_is_not():
         "monsters_killed[n] > 0": "number 9 of monsters_killed",
     }
     right = [
-        "player_intrinsics[-4] > 30",
+        "player_intrinsics[-4] > 12",
         "inventory.potions[jnp.array([0, 5])].sum() > n",
         "closest_blocks[facing_block, 0, 0] == 0",
         "achievements[jnp.minimum(n, 66)] > 0",

@@ -32,6 +32,8 @@ from flowrl.skills.validation.cache import ApprovalStore, code_digest, parsed_fu
 _NOTICE = "trusted_skills"
 logger = logging.getLogger(__name__)
 _INHERITED = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "TZ")
+# Each operation is compiled once and computed a few times: compiling is what takes long.
+_QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 _PACKAGE_ROOT = Path(__file__).parents[3]
 _CHECK_SECONDS = 600.0  # of a game: to load and compile it, on a machine that is busy
 EXIT_MEMORY = 3  # of the worker
@@ -253,5 +255,6 @@ def _environment(home: str) -> dict[str, str]:
     paths = [str(_PACKAGE_ROOT)] if _PACKAGE_ROOT.name != "site-packages" else []
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     paths += [str(Path(path).resolve()) for path in given if path]
-    env |= {"HOME": home, "TMPDIR": home, "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+    env |= {"HOME": home, "TMPDIR": home, "XLA_FLAGS": _QUICK}
+    env |= {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
     return env | ({"PYTHONPATH": os.pathsep.join(paths)} if paths else {})

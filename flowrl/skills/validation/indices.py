@@ -17,19 +17,22 @@ from jax.extend import core
 _MOST_NUMBERS = 1_000  # of a value that is computed to know an index
 
 
-class WrongIndex(NamedTuple):
-    """An index, the length of the axis that it is beyond, and the argument, if it is one."""
+class DoubtfulIndex(NamedTuple):
+    """An index, the length of the axis that it is beyond, and the argument, if it is one.
 
-    index: int
+    None is an index that depends on an argument.
+    """
+
+    index: int | None
     length: int
     argument: int | None
     traceback: Any
 
 
-def wrong_indices(
+def doubtful_indices(
     jaxpr: core.Jaxpr, consts: Sequence[Any], given: Sequence[Any] | None = None
-) -> Iterator[WrongIndex]:
-    """Yield the indices of traced code that are beyond the shapes of what they are asked of.
+) -> Iterator[DoubtfulIndex]:
+    """Yield the indices of traced code that are beyond the shapes, or not known.
 
     Args:
       given: what is known of the arguments: a number's value, or which argument of the whole code
@@ -47,7 +50,7 @@ def wrong_indices(
     for equation in jaxpr.eqns:
         values = [value(part) for part in equation.invars]
         if (inner := equation.params.get("jaxpr")) and equation.primitive.name in ("jit", "pjit"):
-            yield from wrong_indices(inner.jaxpr, inner.consts, values)
+            yield from doubtful_indices(inner.jaxpr, inner.consts, values)
         yield from _wrong(equation, values)
         if all(isinstance(each, np.ndarray) for each in values):
             known |= zip(equation.outvars, _computed(equation, values), strict=True)
@@ -57,13 +60,13 @@ class _Argument(NamedTuple):
     number: int
 
 
-def _wrong(equation: Any, values: Sequence[Any]) -> Iterator[WrongIndex]:
-    """Yield the known indices of one operation that are beyond."""
+def _wrong(equation: Any, values: Sequence[Any]) -> Iterator[DoubtfulIndex]:
+    """Yield the indices of one operation that are beyond, or not known."""
     shape = getattr(equation.invars[0].aval, "shape", ()) if equation.invars else ()
     match equation.primitive.name:
         case "dynamic_slice":
             starts, sizes = values[1:], equation.params["slice_sizes"]
-            asked = [(axis, start) for axis, start in enumerate(starts) if start is not None]
+            asked = list(enumerate(starts))
         case "gather":
             numbers = equation.params["dimension_numbers"]
             asked = _columns(values[1], numbers.start_index_map)
@@ -76,10 +79,13 @@ def _wrong(equation: Any, values: Sequence[Any]) -> Iterator[WrongIndex]:
             return
     argument = values[0].number if isinstance(values[0], _Argument) else None
     for axis, starts in asked:
-        for start in np.unique(starts).tolist() if isinstance(starts, np.ndarray) else ():
+        known = isinstance(starts, np.ndarray)
+        if not known:
+            yield DoubtfulIndex(None, shape[axis], argument, equation.source_info.traceback)
+        for start in np.unique(starts).tolist() if known else ():
             if not 0 <= start <= shape[axis] - sizes[axis]:
                 index = start if start >= 0 else start - shape[axis]
-                yield WrongIndex(index, shape[axis], argument, equation.source_info.traceback)
+                yield DoubtfulIndex(index, shape[axis], argument, equation.source_info.traceback)
 
 
 def _computed(equation: Any, values: Sequence[np.ndarray]) -> list[Any]:
@@ -92,10 +98,9 @@ def _computed(equation: Any, values: Sequence[np.ndarray]) -> list[Any]:
 
 
 def _columns(indices: Any, axes: Sequence[int]) -> list[tuple[int, Any]]:
-    """Each axis with the indices that are asked of it, as far as they are known."""
-    if not isinstance(indices, np.ndarray):
-        return []
-    return [(axis, indices[..., column]) for column, axis in enumerate(axes)]
+    """Each axis with the indices that are asked of it, None where they are not known."""
+    known = isinstance(indices, np.ndarray)
+    return [(axis, indices[..., column] if known else None) for column, axis in enumerate(axes)]
 
 
 def _is_small(part: Any) -> bool:

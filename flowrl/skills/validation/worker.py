@@ -18,11 +18,11 @@ import resource
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from types import TracebackType
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +36,8 @@ from flowrl.skills.skill import CodeOrigin
 from flowrl.skills.validation.cache import parsed_function
 from flowrl.skills.validation.dry_run import EXIT_MEMORY, Limits, SkillCode
 from flowrl.skills.validation.execution import execute_functions
-from flowrl.skills.validation.indices import wrong_indices
+from flowrl.skills.validation.indices import doubtful_indices
+from flowrl.skills.validation.ranges import Range, decided
 
 _EQUATION_LIMIT = 2_000
 _ELEMENT_LIMIT = 1_000_000  # of one intermediate array
@@ -58,6 +59,7 @@ _RETURN = {
     "task_reward": "return one number",
 }
 _PR_SET_PDEATHSIG = 1
+_ANY_COUNT = jax.ShapeDtypeStruct((), np.int32, weak_type=True)
 
 
 class _RefusedError(Exception):
@@ -91,18 +93,16 @@ def main() -> int:
         os.dup2(os.open(os.devnull, os.O_RDWR), number)
     jax.vmap(jnp.sum)(jnp.ones((2, 3))).block_until_ready()  # starts JAX's threads
     for name in dict.fromkeys(code.env_name for code in codes):
-        _moments(name)  # a game's libraries may need files
-        _fresh(name)
+        _known_states(name)  # a game's libraries may need files
     limits = Limits(**order["limits"])
     _limit_memory_and_files(limits.megabytes)
     for number, code in enumerate(codes):
         try:
-            game, moments = find_game(code.env_name), _moments(code.env_name)
-            fresh = _fresh(code.env_name) if code.begins_anew else {}
+            game, states = find_game(code.env_name), _known_states(code.env_name)
             for function in _read(code, game):
                 _report(reports, "begins", code=number, name=function.name, line=function.line)
                 signal.setitimer(signal.ITIMER_REAL, limits.seconds)
-                _try(function, moments, fresh, most_count=game.largest_count)
+                _try(function, states, game, begins_anew=code.begins_anew)
             _report(reports, "passed", code=number)
         except _RefusedError as refused:
             _report(reports, "refused", code=number, line=refused.line, why=str(refused))
@@ -159,63 +159,154 @@ def _read(code: SkillCode, game: Game) -> list[_Function]:
     return functions
 
 
-def _try(
-    function: _Function, moments: Mapping[str, Any], fresh: Mapping[str, Any], *, most_count: int
-) -> None:
+class _States(NamedTuple):
+    """Every feature in M moments, then in W states where nothing was done on purpose."""
+
+    features: Mapping[str, Any]
+    """Leaves `[M + W, …]`."""
+    moments: int
+    """M."""
+
+
+@cache
+def _known_states(env_name: str) -> _States:
+    """The states of a game on which code is tried; W is 0 where no such states are kept."""
+    engine = find_game(env_name).make()
+    moments = moments_of(find_game(env_name), engine)
+    count = len(jax.tree.leaves(dict(moments))[0])
+    fresh = getattr(engine, "fresh", dict)()
+    if not fresh:
+        return _States(moments, count)
+    parts = ({name: states[name] for name in moments} for states in (moments, fresh))
+    return _States(jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts), count)
+
+
+def _try(function: _Function, states: _States, game: Game, *, begins_anew: bool) -> None:
     """Trace a function with every count that a plan may have; compute it with a few of them.
 
-    `moments` has every feature in M timesteps, leaves `[M, …]`, `fresh` has them in states in which
-    nothing was done on purpose, if they are known. Raises _RefusedError if it cannot be computed,
-    is over the budget or returns something else.
+    Raises _RefusedError if it cannot be computed, is over the budget or returns something else; or
+    if it `begins_anew` and is done in all states where nothing was done on purpose.
     """
-    features = {name: moments[name] for name in function.asks if name != COUNT}
-    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), features)
-    most = most_count if COUNT in function.asks else 1
-    values, at_once, fixed = [], [], True
-    for count in range(1, most + 1):
-        traced = _traced(function, count, shapes)
-        _check_budget(function, traced.jaxpr, traced.consts)
-        _check_indices(function, traced, features)
-        if count in (1, 2, most):
+    features = {name: states.features[name] for name in function.asks if name != COUNT}
+    first = _checked(function, 1, features)
+    if str(_traced(function, 1, features)) != str(first):
+        raise _refused(function, "is another computation each time", "compute from features")
+    most = game.largest_count if COUNT in function.asks else 1
+    whole = _for_any_count(function, features) if most > 1 else None
+    few = sorted({1, min(2, most), most})
+    values, fixed = [], True
+    for count in few if whole else range(1, most + 1):
+        traced = first if count == 1 else _checked(function, count, features)
+        if count in few:
             values.append(_finite_values(function, traced, features, count))
-            if fresh and function.name == "task_is_done":
-                new = {name: fresh[name] for name in features}
-                at_once.append(_finite_values(function, traced, new, count))
             fixed &= isinstance(traced.jaxpr.outvars[0], core.Literal)
-        if count == 1 and str(_traced(function, count, shapes)) != str(traced):
-            raise _refused(function, "is another computation each time", "compute from features")
-    if function.name == "task_is_done" and (fixed or np.concatenate(values, axis=None).all()):
+    if function.name == "task_is_done":
+        _check_ranges(function, whole or first, features, game)
+        _check_success(function, values, states.moments, fixed=fixed, begins_anew=begins_anew)
+
+
+def _for_any_count(function: _Function, features: Mapping[str, Any]) -> core.ClosedJaxpr | None:
+    """The code of a function if it is the same for every count, which is its last argument.
+
+    Python then decides nothing by the count, and no index may depend on it.
+    """
+    try:
+        traced = _traced(function, _ANY_COUNT, features)
+        _check_budget(function, traced.jaxpr, traced.consts)
+    except _RefusedError:
+        return None  # it is told with the count for which it is so
+    found = doubtful_indices(traced.jaxpr, traced.consts)
+    return None if any(each.index is None for each in found) else traced
+
+
+def _checked(function: _Function, count: int, features: Mapping[str, Any]) -> core.ClosedJaxpr:
+    """The code of a function with this count, within the budget and the shapes of features."""
+    traced = _traced(function, count, features)
+    _check_budget(function, traced.jaxpr, traced.consts)
+    _check_indices(function, traced, features)
+    return traced
+
+
+def _check_success(
+    function: _Function,
+    values: Sequence[np.ndarray],
+    moments: int,
+    *,
+    fixed: bool,
+    begins_anew: bool,
+) -> None:
+    """Refuse a success that is always so, never, or before anything is done on purpose.
+
+    Args:
+      values: with some counts each, in moments, then in states where nothing was done on purpose.
+    """
+    if fixed or all(each[:moments].all() for each in map(np.atleast_1d, values)):
         what = "is true in every known state" if values[-1].all() else "is never true"
         raise _refused(function, what, "say by features when the skill is done")
-    if at_once and np.concatenate(at_once, axis=None).all():
-        what = f"is true in all {len(at_once[0])} states in which nothing was done on purpose"
+    fresh = [each[moments:] for each in map(np.atleast_1d, values)]
+    if begins_anew and all(each.size and each.all() for each in fresh):
+        what = f"is true in all {len(fresh[0])} states in which nothing was done on purpose"
         raise _refused(function, what, "say by features what the skill changes")
 
 
-@cache
-def _moments(env_name: str) -> Mapping[str, Any]:
-    game = find_game(env_name)
-    return moments_of(game, game.make())
+def _check_ranges(
+    function: _Function, traced: core.ClosedJaxpr, features: Mapping[str, Any], game: Game
+) -> None:
+    """Refuse a comparison that is the same for all values that a feature can have."""
+    names = _leaf_names(features)
+    ranges: list[Range | None] = []
+    for number, name in enumerate(names):
+        bounds = game.bounds_of(name)
+        ranges.append(None if bounds is None else Range(*bounds, argument=number))
+    if len(ranges) < len(traced.jaxpr.invars):
+        ranges.append(Range(1, game.largest_count, varies=False))
+    for found in decided(traced.jaxpr, traced.consts, ranges):
+        value, constant = sorted(found[:2], key=lambda side: not side.varies)
+        name = "a value" if value.argument is None else names[value.argument]
+        what = f"{function.name} compares {name} with {_shown(constant)}"
+        what += f", and it is {_shown(value)} in {game.name}"
+        raise _RefusedError(_line(function, found.traceback), what, "correct the number")
 
 
-@cache
-def _fresh(env_name: str) -> Mapping[str, Any]:
-    """Every feature where nothing was done on purpose, leaves `[W, …]`; none if not kept."""
-    fresh = getattr(find_game(env_name).make(), "fresh", dict)
-    return fresh()
+def _shown(found: Range) -> str:
+    if found.least == found.most:
+        return f"{found.least:g}"
+    return f"{found.least:g} to {found.most:g}"
 
 
-def _traced(function: _Function, count: int, shapes: Mapping[str, Any]) -> core.ClosedJaxpr:
-    def call(features: Mapping[str, Any]) -> jax.Array:
-        given = {**features, **({COUNT: count} if COUNT in function.asks else {})}
+def _leaf_names(features: Mapping[str, Any]) -> list[str]:
+    """The names of the arguments of traced code, such as `inventory.wood`."""
+    paths = jax.tree_util.tree_leaves_with_path(dict(features))
+    return [path[0].key + jax.tree_util.keystr(tuple(path[1:])) for path, _ in paths]
+
+
+def _line(function: _Function, traceback: Any) -> int:
+    """The line of a function's file at which an operation was traced."""
+    frames = traceback.frames if traceback else ()
+    lines = [frame.line_num for frame in frames if frame.file_name == function.name]
+    return lines[0] if lines and function.exact else function.line
+
+
+def _traced(
+    function: _Function, count: int | jax.ShapeDtypeStruct, features: Mapping[str, Any]
+) -> core.ClosedJaxpr:
+    """The code of a function with this count, or with any, which is then its last argument."""
+    any_count = (count,) if isinstance(count, jax.ShapeDtypeStruct) else ()
+
+    def call(features: Mapping[str, Any], *counts: Any) -> jax.Array:
+        [given_count] = counts or (count,)
+        given = {**features, **({COUNT: given_count} if COUNT in function.asks else {})}
         value = function.call(**given)
         if not all(isinstance(part, _NUMBERS) for part in _parts(value)):
             what = "None" if value is None else f"a value of type {type(value).__name__}"
             raise _refused(function, f"returns {what}", _RETURN[function.name])
         return jnp.asarray(value)
 
+    shapes = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), dict(features)
+    )
     try:
-        traced = jax.make_jaxpr(call)(dict(shapes))
+        traced = jax.make_jaxpr(call)(shapes, *any_count)
     except RAISED as error:
         raise _raised(function, error) from error
     [value] = traced.out_avals
@@ -271,18 +362,14 @@ def _check_indices(
     function: _Function, traced: core.ClosedJaxpr, features: Mapping[str, Any]
 ) -> None:
     """Refuse an index that is beyond a feature's shape; JAX would clamp it."""
-    for wrong in wrong_indices(traced.jaxpr, traced.consts):
-        paths = jax.tree_util.tree_leaves_with_path(dict(features))
-        name = "a value"
-        if wrong.argument is not None:
-            (feature, *item), _ = paths[wrong.argument]
-            name = feature.key + jax.tree_util.keystr(tuple(item))
+    for wrong in doubtful_indices(traced.jaxpr, traced.consts):
+        if wrong.index is None:
+            continue
+        names = _leaf_names(features)
+        name = "a value" if wrong.argument is None else names[wrong.argument]
         what = f"{function.name} asks for number {wrong.index} of {name}"
         what += f", which has {wrong.length} there (0 to {wrong.length - 1})"
-        frames = wrong.traceback.frames if wrong.traceback else ()
-        lines = [frame.line_num for frame in frames if frame.file_name == function.name]
-        line = lines[0] if lines and function.exact else function.line
-        raise _RefusedError(line, what, "correct the index")
+        raise _RefusedError(_line(function, wrong.traceback), what, "correct the index")
 
 
 def work(equation: core.JaxprEqn) -> int:
