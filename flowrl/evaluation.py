@@ -147,10 +147,17 @@ def _columns(tallies: Sequence[Tally], chosen: Sequence[int]) -> dict[str, np.nd
 def evaluate_runs(
     places: Sequence[RunPaths], *, episodes: int, seed: int
 ) -> Iterator[EvaluationReport]:
-    """Evaluate the experts that runs of one plan have left, in the same worlds; none is merged."""
-    run, module, play = open_plan(places[0])
-    like = checkpoint.like_of(expected_shapes(run.config))
+    """Evaluate the experts that runs of one skill have left, in the same worlds; none is merged.
+
+    Runs of one plan play under the module and settings of the first one.
+    """
+    opened: tuple[Any, ...] | None = None
     for run_paths in places:
+        run = read_run(run_paths)
+        if opened is None or (opened[0].plan, opened[0].experts) != (run.plan, run.experts):
+            opened = open_plan(run_paths)
+        _, module, play = opened
+        like = checkpoint.like_of(expected_shapes(run.config))
         finals = map(run_paths.final, range(len(run.experts)))
         params = stack_experts([checkpoint.load_expert(final, like) for final in finals])
         tallies = _episodes(play, params, episodes=episodes, seed=seed)
