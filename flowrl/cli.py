@@ -74,6 +74,7 @@ _GROUPS: Mapping[str, Mapping[str, str]] = {
         "retry": "commands.control:RetryCommand",
         "train-more": "commands.control:TrainMoreCommand",
         "retrain": "commands.control:RetrainCommand",
+        "improve": "llm.improve:ImproveCommand",
         "pause": "commands.control:PauseCommand",
         "resume": "commands.control:ResumeCommand",
         "cancel": "commands.control:CancelCommand",
@@ -116,7 +117,6 @@ _INSTEAD = {
 _HEAD = """flowrl trains a graph of skills in parallel and merges them into one agent.
   flowrl train exp/demo --target_skill "Make Wood Pickaxe" --total_timesteps 5M
 Leave GRAPH out where FLOWRL_GRAPH is set. flowrl COMMAND --help says more.
-
 """
 
 

@@ -26,7 +26,7 @@ FLOORS = [
     "serving",
     # Programs: nothing but the command line `flowrl` imports them.
     "bottomup bottomup_parallel ppo_flow independent comparing"
-    " commands judging/command llm/command tuning/command serving/command",
+    " commands judging/command llm/command llm/improve tuning/command serving/command",
     "cli",
     "orchestrator __init__ __main__",
 ]
