@@ -12,7 +12,15 @@ from typing import Annotated, Any
 import tyro
 
 from flowrl import storage
-from flowrl.arguments import Count, CountOrZero, Frames, ReportCommand, Seconds, Seed
+from flowrl.arguments import (
+    Count,
+    CountOrZero,
+    Frames,
+    FramesOrZero,
+    ReportCommand,
+    Seconds,
+    Seed,
+)
 from flowrl.config import BottomUpConfig, PPOConfig, Sandbox
 from flowrl.console import print_report
 from flowrl.errors import EXIT_BUDGET, ConfigError, FileRefusedError, FlowrlError
@@ -32,13 +40,15 @@ from flowrl.llm.transcript import (
     Accepted,
     Answered,
     Begun,
+    Chosen,
     Transcript,
     find_source,
     given_up,
     open_transcript,
 )
-from flowrl.llm.writing import Checks, GivenUpError, Writer, accepted_file
+from flowrl.llm.writing import Checks, GivenUpError, Writer, accepted_files
 from flowrl.parallel.events import Verb
+from flowrl.parallel.health import daemon_of
 from flowrl.parallel.recovery import recorded_config
 from flowrl.parallel.requests import send_request
 from flowrl.parallel.skill_sources import SkillSources, keep_new_skills, open_graph
@@ -50,6 +60,7 @@ from flowrl.skills.skill import load_library, load_skill
 from flowrl.skills.validation.cache import ApprovalStore
 from flowrl.storage import locks
 from flowrl.storage.records import above, within
+from flowrl.tuning.contest import Contest, Standing
 
 _WISH_LIMIT = 2_000  # characters
 Temperature = Annotated[float, within(0.0, 2.0)]
@@ -91,7 +102,11 @@ class WriteCommand(ReportCommand):
     retries: CountOrZero = 4
     """Further tries after 408, 429, 5xx or a lost connection; Retry-After is obeyed."""
     llm_candidates: Annotated[Count, within(1, 16)] = 4
-    """Rewards to ask for; the first that passes all checks is taken, all are kept."""
+    """Rewards to ask for. In a graph those that pass all checks are trained side by side."""
+    candidate_timesteps: FramesOrZero = 300_000
+    """Environment steps with which each reward is trained; 0 takes the first that passes."""
+    max_concurrent: Count = 2
+    """Most of these runs side by side."""
     llm_repairs: Annotated[CountOrZero, within(0, 20)] = 3
     """Rounds of corrections of each of the two answers."""
     llm_context_tokens: Count = 8_000
@@ -133,16 +148,34 @@ class WriteCommand(ReportCommand):
                 facts = {"skill": None, "reasons": lines, "transcript": str(transcript.path)}
                 print_report(facts, [f"given up: {line}" for line in lines], as_json=self.json)
                 return 1
-        file = accepted_file(transcript, accepted)
+        files = accepted_files(transcript, accepted)
         kept = "granted before"
         if not transcript.ended:
-            kept = place.keep(file)
+            kept = self._kept(place, transcript, files)
             transcript.end()
-        facts = {"skill": accepted.skill, "file": str(file), "transcript": str(transcript.path)}
+        chosen = transcript.find(Chosen) or Chosen(file=accepted.file, standings=())
+        facts = {"skill": accepted.skill, "file": str(transcript.folder / chosen.file)}
+        facts |= {"transcript": str(transcript.path), "candidates": chosen.standings}
         asked = sum(isinstance(event, Answered) for event in transcript.kept)
         line = f"{accepted.skill}: {kept}, by {asked} answers ({transcript.path})"
-        print_report(facts, [line], as_json=self.json)
+        print_report(facts, [line, *chosen.standings], as_json=self.json)
         return 0
+
+    def _kept(self, place: _Destination, transcript: Transcript, files: Sequence[Path]) -> str:
+        """Keep the first candidate, or the one that is best in training; returns where."""
+        if place.config is None or len(files) < 2 or not self.candidate_timesteps:
+            return place.keep(files[0])
+        contest = place.contest(files, frames=self.candidate_timesteps, most=self.max_concurrent)
+        if need := contest.missing():
+            return f"{place.keep(files[0])}, not compared, because {need!r} has no expert yet"
+        outcome = contest.run()
+        best = outcome.standings[0]
+        named = {file.name: file for file in files}
+        file = named[best.label] if best.successes else files[0]
+        transcript.choose(Chosen(file=file.name, standings=outcome.lines))
+        if not best.successes:
+            return f"{place.keep(file)}, the first one, because none succeeded"
+        return place.keep_trained(file, contest, best)
 
     def _asked(
         self, place: _Destination, transcript: Transcript, begun: Begun, *, replayed: bool
@@ -291,3 +324,27 @@ class _Destination:
         keep_new_skills(self.paths, self.config, [skill])
         send_request(self.paths, Verb.ADD, skill.name)
         return f"added to {self.paths.root}"
+
+    def contest(self, files: Sequence[Path], *, frames: int, most: int) -> Contest:
+        """Return the contest of candidates in files, which share their contract."""
+        assert self.config
+        texts = {file.name: load_skill(file, env_name=self.env_name) for file in files}
+        first, *_ = texts.values()
+        graph = self.graph.plus([first])
+        graphs = {name: graph.replacing(text) for name, text in texts.items()}
+        given: dict[str, Any] = {"graph_paths": self.paths, "config": self.config}
+        return Contest(skill=first.name, graphs=graphs, frames=frames, most=most, **given)
+
+    def keep_trained(self, file: Path, contest: Contest, best: Standing) -> str:
+        """Keep the winner of a contest; its expert too, if no scheduler lives. Returns where."""
+        if daemon_of(self.paths.daemon_lock) is not None:
+            return f"{self.keep(file)}, to be trained anew, because a scheduler trains the graph"
+        assert self.config
+        keep_new_skills(self.paths, self.config, [load_skill(file, env_name=self.env_name)])
+        if not contest.keep_expert(best):
+            return f"{self.keep(file)}, to be trained anew, because its expert's number is taken"
+        goal = contest.goal(best)
+        if best.rate >= goal:
+            return f"added to {self.paths.root}, with its expert"
+        send_request(self.paths, Verb.TRAIN_MORE, contest.skill)
+        return f"added to {self.paths.root}, with its expert, which is trained on"

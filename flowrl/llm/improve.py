@@ -10,7 +10,7 @@ from typing import Any
 from flowrl.arguments import Count, Frames, ReportCommand, SkillArgument
 from flowrl.config import BottomUpConfig
 from flowrl.console import print_report
-from flowrl.errors import EXIT_RESUMABLE, ConfigError, GraphError, SkillError
+from flowrl.errors import ConfigError, GraphError, SkillError
 from flowrl.launchers.sandbox import confinement
 from flowrl.parallel.events import REFUSED, Verb, why_not
 from flowrl.parallel.recovery import recorded_config
@@ -75,9 +75,6 @@ class ImproveCommand(ReportCommand):
             most=self.max_concurrent,
         )
         outcome = contest.run()
-        if outcome is None:
-            print_report({}, ["stopped; the same command goes on"], as_json=False)
-            return EXIT_RESUMABLE
         best, present = outcome.standings[0], outcome.of(_PRESENT)
         if best.label == _PRESENT or best.low <= present.rate:
             return self._report(row.skill, outcome, refused, _why_kept(best, present))
@@ -105,7 +102,7 @@ class ImproveCommand(ReportCommand):
             "candidates": [each.facts for each in standings],
             "refused": dict(refused),
         }
-        lines = [f"{skill}: {said}", *(each.line for each in standings)]
+        lines = [f"{skill}: {said}", *(outcome.lines if outcome else ())]
         lines += [f"  {name} is refused: {why}" for name, why in refused.items()]
         print_report(facts, lines, as_json=self.json)
         return 0 if chosen else 1

@@ -142,7 +142,7 @@ class Writer:
     def _rewards(
         self, answer: Answered, contract: Contract, fixed: Skill
     ) -> tuple[Accepted | None, list[str]]:
-        """Return the first candidate of an answer that passes, and the refusals of the others."""
+        """Return the candidates of an answer that pass, and the refusals of the others."""
         try:
             rewards = read_answer(answer, Rewards).rewards[: self._begun.candidates]
         except SkillError as error:
@@ -161,12 +161,17 @@ class Writer:
         outcomes = [next(tried) if isinstance(skill, Skill) else skill for skill in read]
         named = list(zip(files, outcomes, strict=True))
         refusals = [f"{file}: {why}" for file, why in named if isinstance(why, str)]
+        passed = {}
         for file, approval in named:
             if isinstance(approval, CodeApproval):
                 self._checks.store.keep(approval)
-                digest = _digest(self._transcript.folder / file)
-                return Accepted(skill=fixed.name, file=file, digest=digest), refusals
-        return None, refusals or [_NONE]
+                passed[file] = _digest(self._transcript.folder / file)
+        if not passed:
+            return None, refusals or [_NONE]
+        first, *others = passed
+        rest = {file: passed[file] for file in others}
+        accepted = Accepted(skill=fixed.name, file=first, digest=passed[first], others=rest)
+        return accepted, refusals
 
     def _line(self, text: str) -> str:
         """Return a refusal as one line that can be shown."""
@@ -183,12 +188,14 @@ class Writer:
         return skill
 
 
-def accepted_file(transcript: Transcript, accepted: Accepted) -> Path:
-    """Return the accepted file; FileRefusedError if it was changed since."""
-    path = transcript.folder / accepted.file
-    if _digest(path) != accepted.digest:
-        raise FileRefusedError(f"{path} was edited since it was accepted; ask anew")
-    return path
+def accepted_files(transcript: Transcript, accepted: Accepted) -> list[Path]:
+    """Return the accepted candidates; FileRefusedError if one was changed since."""
+    digests = {accepted.file: accepted.digest, **accepted.others}
+    paths = {transcript.folder / file: digest for file, digest in digests.items()}
+    for path, digest in paths.items():
+        if _digest(path) != digest:
+            raise FileRefusedError(f"{path} was edited since it was accepted; ask anew")
+    return list(paths)
 
 
 def _digest(path: Path) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 from flowrl import config as configs
 from flowrl.config import BottomUpConfig
-from flowrl.errors import ConfigError
+from flowrl.errors import EXIT_RESUMABLE, ConfigError, FlowrlError
 from flowrl.experts.merge import wilson
 from flowrl.launchers import sandbox
 from flowrl.parallel.skill_sources import SkillConfig, skill_configs, trained_skills
@@ -26,12 +26,18 @@ from flowrl.skills.graph import SkillGraph
 from flowrl.skills.validation.dry_run import approve_skills, keep_approvals
 from flowrl.storage import records
 from flowrl.storage.records import Natural, Positive
-from flowrl.tuning.outcome import EPISODES, successes_in_fresh_worlds
+from flowrl.tuning.outcome import EPISODES, keep_expert, successes_in_fresh_worlds
 from flowrl.tuning.running import publish, run_trials
 from flowrl.tuning.search import SearchConfig
 from flowrl.tuning.start import OF_TRIALS
 from flowrl.tuning.sweep import create_sweep, expert_number
 from flowrl.tuning.trials import Candidate, Sweep, SweepRecord, open_sweep, read_trials
+
+
+class ContestStoppedError(FlowrlError):
+    """A contest is stopped before its end; the same command goes on with it."""
+
+    exit_code = EXIT_RESUMABLE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +87,11 @@ class ContestOutcome:
 
     standings: tuple[Standing, ...]
 
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The rows of a table, for people."""
+        return tuple(each.line for each in self.standings)
+
     def of(self, label: str) -> Standing:
         """The result of one candidate."""
         return next(each for each in self.standings if each.label == label)
@@ -122,10 +133,22 @@ class Contest:
         needs = (need for _, graph in self._all for need in graph.all_needs(self.skill))
         return next((need for need in needs if need not in merged), "")
 
-    def run(self) -> ContestOutcome | None:
-        """Train and measure the candidates; None if it was stopped, and goes on when called again.
+    def keep_expert(self, best: Standing) -> bool:
+        """Merge the winner's expert into the graph; raises and returns as `outcome.keep_expert`."""
+        assert best.trial is not None
+        graph, sweep = self.graphs[best.label], open_sweep(self.paths)
+        kept: dict[str, Any] = {"config": self.training, "skills": graph}
+        return keep_expert(self.graph_paths, sweep, best.trial, **kept)
 
-        Raises what a sweep raises: BusyError, ConfigError, SkillError, LaunchError.
+    def goal(self, standing: Standing) -> float:
+        """The success rate at which the run of a candidate ends."""
+        return self._settings[standing.label].ppo.success_state_rate
+
+    def run(self) -> ContestOutcome:
+        """Train and measure the candidates; what is done already is not done again.
+
+        Raises ContestStoppedError if a user stops it, else what a sweep raises: BusyError,
+        ConfigError, SkillError, LaunchError.
         """
         if (place := self.paths.contest_json).exists():
             return records.read(place, ContestOutcome)
@@ -158,7 +181,7 @@ class Contest:
                 create_sweep(sweep, self.graph_paths, *self.graphs.values())
             how: dict[str, Any] = {"training": training, "confinement": confinement}
             run_trials(sweep, self.graphs, scheduler, **how)
-            return None if scheduler.stopped_on_request else self._measured(sweep)
+            return self._measured(sweep)
 
     @property
     def _all(self) -> list[tuple[str, SkillGraph]]:
@@ -195,12 +218,12 @@ class Contest:
             candidates=candidates,
         )
 
-    def _measured(self, sweep: Sweep) -> ContestOutcome | None:
-        """Let all experts play in the same worlds; None while a trial has not ended."""
+    def _measured(self, sweep: Sweep) -> ContestOutcome:
+        """Let all experts play in the same worlds, and write down how they rank."""
         tried, _ = read_trials(sweep)
         last = {each.trial.candidate: each for each in tried}
         if last.keys() != self.graphs.keys() or any(each.outcome is None for each in tried):
-            return None
+            raise ContestStoppedError("stopped; the same command goes on")
         good = {name: one.trial.number for name, one in last.items() if one.score is not None}
         how = self.training.launch.sandbox
         counts = successes_in_fresh_worlds(sweep, [*good.values()], how=how)
