@@ -3,8 +3,8 @@
 - repair: the answers of `tests/llm/test_repair.py`, which are good, or have one mistake that models
   make and are followed by a correct one. Ours is the share that is accepted with repairs, the
   baseline without.
-- choice: a skill of the tests' tiny game (five berries within 25 timesteps) with four rewards:
-  good, poor (it pays at the end alone), silent, misleading (it pays for standing at the oven). Each
+- choice: a skill of the tests' tiny game (eight berries within 30 timesteps) with four rewards:
+  good, poor (it pays from the third berry on), silent, misleading (it pays for standing at the oven). Each
   draw has an order and a seed of its own. All four are trained and measured as `flowrl write` does.
   Frames are those of a candidate's training until 80 % of its episodes succeed, or all that it had.
   The ratio is those of the first candidate over those of the chosen one, the median over draws.
@@ -45,11 +45,11 @@ SKILL = '''"""Pick berries until the basket is full."""
 
 name = "Fill Basket"
 gain = {"basket": 1}
-max_steps = 25
+max_steps = 30
 
 
 def task_is_done(inventory):
-    return inventory.berry >= 5
+    return inventory.berry >= 8
 
 
 '''
@@ -58,7 +58,7 @@ REWARDS_OF_BASKET = {
     return inventory_diff.berry + 0.1 * cell_diff
 """,
     "poor": """def task_reward(inventory, inventory_diff):
-    return (inventory.berry >= 5) * (inventory_diff.berry > 0) * 1.0
+    return (inventory.berry >= 3) * (inventory_diff.berry > 0) * 1.0
 """,
     "silent": """def task_reward():
     return 0.0
@@ -73,7 +73,7 @@ FLAGS = {
     "use_wandb": False,
     "num_envs": 32,
     "num_steps": 32,
-    "max_task_steps": 25,
+    "max_task_steps": 30,
     "layer_size": 16,
     "lr": 2e-3,
     "success_state_rate": 0.95,

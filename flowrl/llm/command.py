@@ -56,7 +56,7 @@ from flowrl.paths import GraphPaths, existing_graph, is_graph, refuse_other_fold
 from flowrl.redaction import redacted, secrets_of
 from flowrl.reports.status import read_rows
 from flowrl.skills.graph import SkillGraph
-from flowrl.skills.skill import load_library, load_skill
+from flowrl.skills.skill import Skill, load_library, load_skill
 from flowrl.skills.validation.cache import ApprovalStore
 from flowrl.storage import locks
 from flowrl.storage.records import above, within
@@ -73,20 +73,9 @@ class BudgetUsedUpError(FlowrlError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class WriteCommand(ReportCommand):
-    """Let a language model write a skill that checks must admit.
+class AskingCommand(ReportCommand):
+    """The flags of a command that asks a language model."""
 
-    Examples:
-      flowrl write exp/demo "Collect a sapling" --base_url http://localhost:8000/v1 --model qwen3
-      flowrl write "Collect a sapling" -o my_skills --llm_replay docs/replays
-    """
-
-    wish: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="WISH")]]
-    """The skill to write, in plain words."""
-    output: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None
-    """Instead of a graph, a folder for the skill's file; its skills and the library's are known."""
-    env_name: str | None = None
-    """With -o: the game (default: Craftax-Classic-Symbolic-v1); a graph knows its own."""
     base_url: str = ""
     """Endpoint, as https://api.openai.com/v1."""
     model: str = ""
@@ -103,10 +92,6 @@ class WriteCommand(ReportCommand):
     """Further tries after 408, 429, 5xx or a lost connection; Retry-After is obeyed."""
     llm_candidates: Annotated[Count, within(1, 16)] = 4
     """Rewards to ask for. In a graph those that pass all checks are trained side by side."""
-    candidate_timesteps: FramesOrZero = 300_000
-    """Environment steps with which each reward is trained; 0 takes the first that passes."""
-    max_concurrent: Count = 2
-    """Most of these runs side by side."""
     llm_repairs: Annotated[CountOrZero, within(0, 20)] = 3
     """Rounds of corrections of each of the two answers."""
     llm_context_tokens: Count = 8_000
@@ -122,73 +107,58 @@ class WriteCommand(ReportCommand):
     sandbox: Sandbox = "auto"
     """Confine the dry run by bubblewrap; auto: if it is there."""
 
-    def __call__(self) -> int:
-        """Ask, check, keep; returns 1 for a wish that is given up."""
-        if not self.wish.strip() or len(self.wish) > _WISH_LIMIT:
-            raise ConfigError(f"the wish is empty or over {_WISH_LIMIT} characters; say it shortly")
-        place = self._graph() if self.output is None else self._folder(self.output)
-        with locks.held(place.paths.transcripts / "write.lock", timeout_seconds=0):
-            return self._write(place)
-
-    def _write(self, place: _Destination) -> int:
-        folder = place.paths.transcripts
-        begun, source = self._begun(place), None
+    def _opened(self, place: Destination, begun: Begun) -> tuple[Transcript, Begun]:
+        """Return the transcript of a wish, and what is told, as in a replay if there is one."""
+        folder, source = place.paths.transcripts, None
         if self.llm_replay is not None:
             source, was = find_source(self.llm_replay, begun.wish, place.env_name)
             begun = replace(was, context=begun.context)
         transcript = open_transcript(folder, begun, source)
         for each in (place.paths.root, place.paths.approvals, folder, transcript.folder):
             storage.remove_part_files(each)  # of a process that was killed
-        accepted = transcript.find(Accepted)
-        if accepted is None:
-            try:
-                accepted = self._asked(place, transcript, begun, replayed=source is not None)
-            except GivenUpError as error:
-                lines = str(error).split("\n")
-                facts = {"skill": None, "reasons": lines, "transcript": str(transcript.path)}
-                print_report(facts, [f"given up: {line}" for line in lines], as_json=self.json)
-                return 1
-        files = accepted_files(transcript, accepted)
-        kept = "granted before"
-        if not transcript.ended:
-            kept = self._kept(place, transcript, files)
-            transcript.end()
-        chosen = transcript.find(Chosen) or Chosen(file=accepted.file, standings=())
-        facts = {"skill": accepted.skill, "file": str(transcript.folder / chosen.file)}
-        facts |= {"transcript": str(transcript.path), "candidates": chosen.standings}
-        asked = sum(isinstance(event, Answered) for event in transcript.kept)
-        line = f"{accepted.skill}: {kept}, by {asked} answers ({transcript.path})"
-        print_report(facts, [line, *chosen.standings], as_json=self.json)
-        return 0
+        return transcript, begun
 
-    def _kept(self, place: _Destination, transcript: Transcript, files: Sequence[Path]) -> str:
-        """Keep the first candidate, or the one that is best in training; returns where."""
-        if place.config is None or len(files) < 2 or not self.candidate_timesteps:
-            return place.keep(files[0])
-        contest = place.contest(files, frames=self.candidate_timesteps, most=self.max_concurrent)
-        if need := contest.missing():
-            return f"{place.keep(files[0])}, not compared, because {need!r} has no expert yet"
-        outcome = contest.run()
-        best = outcome.standings[0]
-        named = {file.name: file for file in files}
-        file = named[best.label] if best.successes else files[0]
-        transcript.choose(Chosen(file=file.name, standings=outcome.lines))
-        if not best.successes:
-            return f"{place.keep(file)}, the first one, because none succeeded"
-        return place.keep_trained(file, contest, best)
+    def _begun_with(self, place: Destination, wish: str, **more: Any) -> Begun:
+        """Return what the model is to be told of a wish, and `more` data."""
+        context = context_of(
+            wish,
+            place.graph.skills,
+            said=place.said,
+            failed=given_up(place.paths.transcripts),
+            most_tokens=self.llm_context_tokens,
+        )
+        return Begun(
+            wish=self._clean(wish),
+            env_name=place.env_name,
+            model=self.model,
+            candidates=self.llm_candidates,
+            repairs=self.llm_repairs,
+            temperature=self.temperature,
+            seed=self.seed,
+            context=self._clean(json.dumps({**context, **more}, ensure_ascii=False)),
+        )
 
     def _asked(
-        self, place: _Destination, transcript: Transcript, begun: Begun, *, replayed: bool
+        self,
+        place: Destination,
+        transcript: Transcript,
+        begun: Begun,
+        *,
+        present: Skill | None = None,
     ) -> Accepted:
-        """Ask for a skill until it is accepted; what was paid for before is not asked again."""
+        """Ask for a skill until it is accepted; what was paid for before is not asked again.
+
+        With `present`, other rewards of that skill are asked for.
+        """
         most = Cost(self.llm_calls, self.llm_tokens, self.llm_seconds)
         budget = Budget(most, transcript.spent)
-        client = None if replayed else self._client(budget)
+        client = None if self.llm_replay is not None else self._client(budget)
         checks = Checks(
             graph=place.graph,
             env_name=place.env_name,
             store=ApprovalStore(place.paths.approvals),
             confine=confinement(self.sandbox).in_folder,
+            replaces=present is not None,
         )
 
         def ask(messages: Sequence[Message], purpose: str, schema: dict[str, Any]) -> Completion:
@@ -211,29 +181,9 @@ class WriteCommand(ReportCommand):
 
         told = transcript.find(Begun) or begun
         writer = Writer(transcript, told, checks, ask=ask, clean=self._clean)
-        accepted = writer.write()
+        accepted = writer.improve(present) if present else writer.write()
         transcript.note(accepted)
         return accepted
-
-    def _begun(self, place: _Destination) -> Begun:
-        """Return what the model is to be told of the wish."""
-        context = context_of(
-            self.wish,
-            place.graph.skills,
-            said=place.said,
-            failed=given_up(place.paths.transcripts),
-            most_tokens=self.llm_context_tokens,
-        )
-        return Begun(
-            wish=self._clean(self.wish),
-            env_name=place.env_name,
-            model=self.model,
-            candidates=self.llm_candidates,
-            repairs=self.llm_repairs,
-            temperature=self.temperature,
-            seed=self.seed,
-            context=self._clean(json.dumps(context, ensure_ascii=False)),
-        )
 
     def _client(self, budget: Budget) -> Any:
         """Return the client; ConfigError if its package, imported now, is missing."""
@@ -271,24 +221,82 @@ class WriteCommand(ReportCommand):
                 return f"the budget is used up ({flag} {most:g}, {spent:g} spent)"
         return ""
 
-    def _graph(self) -> _Destination:
-        """Return a graph as the place of the new skill."""
-        graph_paths = existing_graph(self.graph_path)
-        rows = read_rows(graph_paths)
-        config = recorded_config(graph_paths)
-        said = {
-            row.skill: {"status": row.status, "success_rate": row.success_rate, "why": row.why}
-            for row in rows
-        }
-        graph = open_graph(config, SkillSources(graph_paths))
-        env_name = config.ppo.env_name
-        if self.env_name not in (None, env_name):
-            raise ConfigError(f"--env_name: the graph is of {env_name}; leave it out, or use -o")
-        return _Destination(
-            paths=graph_paths, graph=graph, said=said, env_name=env_name, config=config
-        )
 
-    def _folder(self, folder: Path) -> _Destination:
+@dataclass(frozen=True, kw_only=True)
+class WriteCommand(AskingCommand):
+    """Let a language model write a skill that checks must admit.
+
+    Examples:
+      flowrl write exp/demo "Collect a sapling" --base_url http://localhost:8000/v1 --model qwen3
+      flowrl write "Collect a sapling" -o my_skills --llm_replay docs/replays
+    """
+
+    wish: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="WISH")]]
+    """The skill to write, in plain words."""
+    output: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None
+    """Instead of a graph, a folder for the skill's file; its skills and the library's are known."""
+    env_name: str | None = None
+    """With -o: the game (default: Craftax-Classic-Symbolic-v1); a graph knows its own."""
+    candidate_timesteps: FramesOrZero = 300_000
+    """Environment steps with which each reward is trained; 0 takes the first that passes."""
+    max_concurrent: Count = 2
+    """Most of these runs side by side."""
+
+    def __call__(self) -> int:
+        """Ask, check, keep; returns 1 for a wish that is given up."""
+        if not self.wish.strip() or len(self.wish) > _WISH_LIMIT:
+            raise ConfigError(f"the wish is empty or over {_WISH_LIMIT} characters; say it shortly")
+        if self.output is None:
+            place = graph_destination(self.graph_path)
+            if self.env_name not in (None, place.env_name):
+                what = f"the graph is of {place.env_name}; leave it out, or use -o"
+                raise ConfigError(f"--env_name: {what}")
+        else:
+            place = self._folder(self.output)
+        with locks.held(place.paths.transcripts / "write.lock", timeout_seconds=0):
+            return self._write(place)
+
+    def _write(self, place: Destination) -> int:
+        transcript, begun = self._opened(place, self._begun_with(place, self.wish))
+        accepted = transcript.find(Accepted)
+        if accepted is None:
+            try:
+                accepted = self._asked(place, transcript, begun)
+            except GivenUpError as error:
+                lines = str(error).split("\n")
+                facts = {"skill": None, "reasons": lines, "transcript": str(transcript.path)}
+                print_report(facts, [f"given up: {line}" for line in lines], as_json=self.json)
+                return 1
+        files = accepted_files(transcript, accepted)
+        kept = "granted before"
+        if not transcript.ended:
+            kept = self._kept(place, transcript, files)
+            transcript.end()
+        chosen = transcript.find(Chosen) or Chosen(file=accepted.file, standings=())
+        facts = {"skill": accepted.skill, "file": str(transcript.folder / chosen.file)}
+        facts |= {"transcript": str(transcript.path), "candidates": chosen.standings}
+        asked = sum(isinstance(event, Answered) for event in transcript.kept)
+        line = f"{accepted.skill}: {kept}, by {asked} answers ({transcript.path})"
+        print_report(facts, [line, *chosen.standings], as_json=self.json)
+        return 0
+
+    def _kept(self, place: Destination, transcript: Transcript, files: Sequence[Path]) -> str:
+        """Keep the first candidate, or the one that is best in training; returns where."""
+        if place.config is None or len(files) < 2 or not self.candidate_timesteps:
+            return place.keep(files[0])
+        contest = place.contest(files, frames=self.candidate_timesteps, most=self.max_concurrent)
+        if need := contest.missing():
+            return f"{place.keep(files[0])}, not compared, because {need!r} has no expert yet"
+        outcome = contest.run()
+        best = outcome.standings[0]
+        named = {file.name: file for file in files}
+        file = named[best.label] if best.successes else files[0]
+        transcript.choose(Chosen(file=file.name, standings=outcome.lines))
+        if not best.successes:
+            return f"{place.keep(file)}, the first one, because none succeeded"
+        return place.keep_trained(file, contest, best)
+
+    def _folder(self, folder: Path) -> Destination:
         """Return a folder of skills as the place of the new one."""
         refuse_other_folder(folder)
         if is_graph(folder):
@@ -297,11 +305,11 @@ class WriteCommand(ReportCommand):
         own = folder if any(folder.glob("*.py")) else None
         graph = SkillGraph(load_library(game.name, own).values(), capacity=game.capacity)
         storage.try_writing(folder)
-        return _Destination(paths=GraphPaths(folder), graph=graph, said={}, env_name=game.name)
+        return Destination(paths=GraphPaths(folder), graph=graph, said={}, env_name=game.name)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Destination:
+class Destination:
     """A graph, or a folder of skill files, that a new skill is written for."""
 
     paths: GraphPaths
@@ -348,3 +356,17 @@ class _Destination:
             return f"added to {self.paths.root}, with its expert"
         send_request(self.paths, Verb.TRAIN_MORE, contest.skill)
         return f"added to {self.paths.root}, with its expert, which is trained on"
+
+
+def graph_destination(graph_path: Path) -> Destination:
+    """Return a graph as the place of new skills."""
+    graph_paths = existing_graph(graph_path)
+    rows = read_rows(graph_paths)
+    config = recorded_config(graph_paths)
+    said = {
+        row.skill: {"status": row.status, "success_rate": row.success_rate, "why": row.why}
+        for row in rows
+    }
+    graph = open_graph(config, SkillSources(graph_paths))
+    env_name = config.ppo.env_name
+    return Destination(paths=graph_paths, graph=graph, said=said, env_name=env_name, config=config)

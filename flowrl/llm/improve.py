@@ -7,11 +7,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from flowrl.arguments import Count, Frames, ReportCommand, SkillArgument
+from flowrl.arguments import Count, Frames, SkillArgument
 from flowrl.config import BottomUpConfig
 from flowrl.console import print_report
 from flowrl.errors import ConfigError, GraphError, SkillError
 from flowrl.launchers.sandbox import confinement
+from flowrl.llm.command import AskingCommand, Destination, graph_destination
+from flowrl.llm.transcript import Accepted
+from flowrl.llm.writing import GivenUpError, accepted_files
 from flowrl.parallel.events import REFUSED, Verb, why_not
 from flowrl.parallel.recovery import recorded_config
 from flowrl.parallel.requests import send_request
@@ -28,6 +31,7 @@ from flowrl.skills.graph import SkillGraph
 from flowrl.skills.skill import Skill, load_skill, skill_files
 from flowrl.skills.validation.cache import ApprovalStore
 from flowrl.skills.validation.dry_run import SkillCode, approvals_of
+from flowrl.storage import locks
 from flowrl.tuning.contest import Contest, ContestOutcome, Standing
 
 _PRESENT = "present text"
@@ -35,19 +39,21 @@ _MAY_DIFFER = ("description", "requirements", "reward", "training", "like", "pro
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImproveCommand(ReportCommand):
+class ImproveCommand(AskingCommand):
     """Let other texts of a skill compete with its present one.
 
     They may differ in reward, requirements and settings. All are trained side by side with the same
     frames and play in the same worlds; the best replaces the present text if it is surely better.
+    Texts are those of --proposals, and with --model or --llm_replay rewards of a model.
 
     Examples:
       flowrl improve exp/demo "Collect Iron" --proposals my_proposals
+      flowrl improve exp/demo "Collect Iron" --base_url http://localhost:8000/v1 --model qwen3
     """
 
     skill: SkillArgument
     """The skill's name, or its expert number."""
-    proposals: Path
+    proposals: Path | None = None
     """Folder of skill files, each another text of the skill."""
     candidate_timesteps: Frames = 1_000_000
     """Environment steps with which each text is trained at most."""
@@ -62,8 +68,7 @@ class ImproveCommand(ReportCommand):
             raise GraphError(f"improve {row.skill}: {REFUSED}{refusal}")
         config = recorded_config(graph_paths)
         admission = _Admission(graph_paths, config, row.skill)
-        texts = {file.name: file for file in skill_files([self.proposals])}
-        graphs, refused = admission.admitted(texts)
+        graphs, refused = admission.admitted(self._texts(admission.present))
         if not graphs:
             return self._report(row.skill, None, refused, "no proposal is admitted")
         contest = Contest(
@@ -83,6 +88,35 @@ class ImproveCommand(ReportCommand):
         begins = f"it is trained anew by {last_command(graph_paths)}"
         said = f"{best.label} replaces the present text; {begins}"
         return self._report(row.skill, outcome, refused, said, chosen=best.label)
+
+    def _texts(self, present: Skill) -> dict[str, Path]:
+        """Return the files of the proposals by their names in the table."""
+        files = skill_files([self.proposals]) if self.proposals else []
+        texts = {file.name: file for file in files}
+        if not (self.base_url or self.model or self.llm_replay):
+            if not self.proposals:
+                raise ConfigError("name texts by --proposals FOLDER, or a model by --base_url")
+            return texts
+        place = graph_destination(self.graph_path)
+        with locks.held(place.paths.transcripts / "write.lock", timeout_seconds=0):
+            asked = self._asked_for(place, present)
+        return texts | {f"{file.parent.name}/{file.name}": file for file in asked}
+
+    def _asked_for(self, place: Destination, present: Skill) -> list[Path]:
+        """Ask for rewards; an answer that is kept is not paid for again."""
+        digest = SkillCode.of(present, place.env_name).digest[:8]
+        reward = {"task_reward": present.reward, **place.said[present.name]}
+        wish = f"improve {present.name} ({digest})"
+        transcript, begun = self._opened(place, self._begun_with(place, wish, present=reward))
+        accepted = transcript.find(Accepted)
+        try:
+            accepted = accepted or self._asked(place, transcript, begun, present=present)
+        except GivenUpError as error:
+            reasons = "; ".join(str(error).split("\n"))
+            raise GivenUpError(f"no reward of the model passes: {reasons}") from error
+        if not transcript.ended:
+            transcript.end()
+        return accepted_files(transcript, accepted)
 
     def _report(
         self,
@@ -114,7 +148,7 @@ class _Admission:
     def __init__(self, graph_paths: GraphPaths, config: BottomUpConfig, skill: str) -> None:
         self._graph_paths, self._config = graph_paths, config
         self.graph = open_graph(config, SkillSources(graph_paths))
-        self._present = self.graph.skills[skill]
+        self.present = self.graph.skills[skill]
         self._trained = trained_skills(graph_paths)
 
     def admitted(self, files: Mapping[str, Path]) -> tuple[dict[str, SkillGraph], dict[str, str]]:
@@ -126,7 +160,7 @@ class _Admission:
                 graphs[name] = self._with(load_skill(file, env_name=self._config.ppo.env_name))
             except (SkillError, GraphError, ConfigError) as error:
                 refused[name] = str(error)
-        texts = [graph.skills[self._present.name] for graph in graphs.values()]
+        texts = [graph.skills[self.present.name] for graph in graphs.values()]
         codes = [SkillCode.of(text, self._config.ppo.env_name) for text in texts]
         store = ApprovalStore(self._graph_paths.approvals)
         confine = confinement(self._config.launch.sandbox).in_folder
@@ -142,7 +176,7 @@ class _Admission:
 
     def _with(self, text: Skill) -> SkillGraph:
         """Return the graph with another text; an error says why it is not comparable."""
-        present = self._present
+        present = self.present
         fixed: dict[str, Any] = {key: getattr(present, key) for key in _MAY_DIFFER}
         for key in ("name", "gain", "consumption", "is_done"):
             if getattr(text, key) != getattr(present, key):

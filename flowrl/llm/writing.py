@@ -11,6 +11,7 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,7 +19,7 @@ from flowrl import storage
 from flowrl.config import PPOConfig, with_flags
 from flowrl.errors import ConfigError, FileRefusedError, FlowrlError, GraphError, SkillError
 from flowrl.games.base import find_game
-from flowrl.llm.answers import SCHEMAS, Contract, Rewards, read_answer, skill_text
+from flowrl.llm.answers import SCHEMAS, Contract, Rewards, read_answer, skill_text, text_of
 from flowrl.llm.context import data_message, system_message
 from flowrl.llm.exchange import Completion, Message, tokens_of
 from flowrl.llm.transcript import Accepted, Answered, Begun, Checked, Ended, Prompt, Transcript
@@ -43,12 +44,13 @@ class GivenUpError(FlowrlError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checks:
-    """The checks that a proposed skill must pass."""
+    """The checks that a proposed skill must pass; with `replaces`, another text of one."""
 
     graph: SkillGraph
     env_name: str
     store: ApprovalStore
     confine: Confine
+    replaces: bool = False
 
     def read(self, text: str) -> Skill:
         """Return the skill in a file's text; an error says why the gate or the graph refuses it."""
@@ -56,6 +58,9 @@ class Checks:
         with_flags(PPOConfig(), **skill.training).check()
         if said := excess(skill, 1, capacity=self.graph.capacity):
             raise SkillError(said)
+        if self.replaces:
+            self.graph.replacing(skill)
+            return skill
         self.graph.plus([skill])
         for other in self.graph.skills.values():
             if (other.gain, other.requirements) == (skill.gain, skill.requirements):
@@ -98,10 +103,22 @@ class Writer:
             "examples": self._data["examples"],
         }
 
-        def rewards(answer: Answered) -> tuple[Accepted | None, list[str]]:
-            return self._rewards(answer, contract, skill)
+        return self._rewarded(data, partial(skill_text, contract), skill)
 
-        return self._until_accepted("rewards", data, rewards)
+    def improve(self, skill: Skill) -> Accepted:
+        """Return files of a skill with other rewards; raises as `write`."""
+        self._transcript.note(self._begun)
+        self.reached = "no reward yet"
+        data = {"contract": text_of(skill, "").rstrip(), **self._data}
+        return self._rewarded(data, partial(text_of, skill), skill)
+
+    def _rewarded(self, data: Any, text: Callable[[str], str], skill: Skill) -> Accepted:
+        """Ask for rewards of a skill; `text` makes its file of each."""
+
+        def check(answer: Answered) -> tuple[Accepted | None, list[str]]:
+            return self._rewards(answer, text, skill)
+
+        return self._until_accepted("rewards", data, check)
 
     def _until_accepted(
         self, purpose: Any, data: Any, check: Callable[[Answered], tuple[Accept | None, list[str]]]
@@ -140,7 +157,7 @@ class Writer:
         return (None, [tried]) if isinstance(tried, str) else ((contract, skill), [])
 
     def _rewards(
-        self, answer: Answered, contract: Contract, fixed: Skill
+        self, answer: Answered, file_of: Callable[[str], str], fixed: Skill
     ) -> tuple[Accepted | None, list[str]]:
         """Return the candidates of an answer that pass, and the refusals of the others."""
         try:
@@ -150,7 +167,7 @@ class Writer:
         read: list[Skill | str] = []
         files = []
         for each in rewards:
-            text = self._clean(skill_text(contract, each.task_reward))
+            text = self._clean(file_of(each.task_reward))
             self._candidates += 1
             files.append(f"candidate_{self._candidates}.py")
             storage.make_dir(self._transcript.folder)
@@ -183,7 +200,8 @@ class Writer:
             skill = self._checks.read(text)
         except (SkillError, GraphError, ConfigError) as error:
             return str(error)
-        if replace(skill, reward=fixed.reward) != fixed:
+        told = replace(skill, reward=fixed.reward, description=fixed.description)
+        if told != fixed:
             return "the reward changes the contract; write task_reward and its helpers alone"
         return skill
 

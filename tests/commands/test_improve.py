@@ -21,6 +21,7 @@ from flowrl.parallel.skill_sources import SkillSources
 from flowrl.paths import GraphPaths, SweepPaths
 from flowrl.reports.status import read_rows
 from flowrl.runs import CodeApproval, read_run
+from flowrl.skills.skill import load_skill
 from flowrl.skills.validation.cache import ApprovalStore
 from flowrl.skills.validation.dry_run import SkillCode
 from flowrl.storage import records
@@ -239,3 +240,28 @@ def test_where_none_succeeds_the_first_reward_is_added(graph, write):
     assert "the first one, because none succeeded" in write().out
     assert SkillSources(graph).recorded()["Fell Trees"].reward == WORSE
     assert [each["verb"] for each in requests(graph)] == ["add"]
+
+
+def test_a_models_rewards_compete_with_the_present_text(graph, flowrl, monkeypatch):
+    pytest.importorskip("openai", reason="the extra 'llm' is not installed")
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    order(graph, words={"2.0 *": 0.9, "0.5 *": 0.0}, success=0.5)
+    for reward in (BETTER, WORSE):
+        digest = SkillCode.of(replace(WOOD, reward=reward), GAME).digest
+        ApprovalStore(graph.approvals).keep(CodeApproval(digest=digest, trusted=False))
+    told = ["improve", graph.root, WOOD.name, *FRAMES, "--proposals"]
+    told += [proposals(graph, same=at("3e-3")), "--llm_candidates=2"]
+    with serving(FakeEndpoint()) as endpoint:
+        asked = [*told, "--base_url", endpoint.url, "--model", "m"]
+        cheat = f"max_steps = 900\n\n\n{WOOD.reward}"
+        scripted(endpoint, [rewards(cheat), rewards(WORSE, BETTER)])
+        said = flowrl(*asked).out
+    assert "1/candidate_3.py replaces the present text" in said
+    [first, second] = [request["messages"] for request in endpoint.asked]
+    assert '"task_reward": ' in first[1]["content"].split('"present": ')[1]
+    assert "the reward changes the contract" in second[-1]["content"]
+    [text] = [skill for skill in SkillSources(graph).recorded().values() if skill.name == WOOD.name]
+    assert (text.reward, text.training, text.is_done) == (BETTER, {}, WOOD.is_done)
+    file = graph.transcripts / "1" / "candidate_3.py"
+    assert load_skill(file, env_name=GAME) == text
+    assert len(launches(graph)) == 4
