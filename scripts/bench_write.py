@@ -4,10 +4,11 @@
   make and are followed by a correct one. Ours is the share that is accepted with repairs, the
   baseline without.
 - choice: a skill of the tests' tiny game (eight berries within 30 timesteps) with four rewards:
-  good, poor (it pays from the third berry on), silent, misleading (it pays for standing at the oven). Each
-  draw has an order and a seed of its own. All four are trained and measured as `flowrl write` does.
-  Frames are those of a candidate's training until 80 % of its episodes succeed, or all that it had.
-  The ratio is those of the first candidate over those of the chosen one, the median over draws.
+  good, poor (it pays from the third berry on), silent, misleading (it pays for standing at the
+  oven). Each draw has an order and a seed of its own. All four are trained and measured as `flowrl
+  write` does. Frames are those of a candidate's training until 80 % of its episodes succeed, or all
+  that it had. The ratio is those of the first candidate over those of the chosen one, the median
+  over draws.
 
 Real trainers are started: a draw takes a minute or more. `--small` makes ten draws, else there are
 thirty.

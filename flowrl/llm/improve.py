@@ -32,7 +32,7 @@ from flowrl.skills.skill import Skill, load_skill, skill_files
 from flowrl.skills.validation.cache import ApprovalStore
 from flowrl.skills.validation.dry_run import SkillCode, approvals_of
 from flowrl.storage import locks
-from flowrl.tuning.contest import Contest, ContestOutcome, Standing
+from flowrl.tuning.contest import Contest, ContestOutcome, Standing, earlier_standings
 
 _PRESENT = "present text"
 _MAY_DIFFER = ("description", "requirements", "reward", "training", "like", "provided_by")
@@ -106,8 +106,11 @@ class ImproveCommand(AskingCommand):
         """Ask for rewards; an answer that is kept is not paid for again."""
         digest = SkillCode.of(present, place.env_name).digest[:8]
         reward = {"task_reward": present.reward, **place.said[present.name]}
+        tried = [row.facts for row in earlier_standings(place.paths, present.name)]
         wish = f"improve {present.name} ({digest})"
-        transcript, begun = self._opened(place, self._begun_with(place, wish, present=reward))
+        transcript, begun = self._opened(
+            place, self._begun_with(place, wish, present=reward, tried=tried)
+        )
         accepted = transcript.find(Accepted)
         try:
             accepted = accepted or self._asked(place, transcript, begun, present=present)

@@ -10,9 +10,10 @@ import functools
 import hashlib
 import json
 import secrets
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
 
 from flowrl import config as configs
 from flowrl.config import BottomUpConfig
@@ -25,19 +26,38 @@ from flowrl.paths import GraphPaths, SweepPaths, slug
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.validation.dry_run import approve_skills, keep_approvals
 from flowrl.storage import records
-from flowrl.storage.records import Natural, Positive
-from flowrl.tuning.outcome import EPISODES, keep_expert, successes_in_fresh_worlds
+from flowrl.storage.records import Natural, Positive, Share, within
+from flowrl.tuning.outcome import EPISODES, FRESH_SEED, EvaluateTrials, keep_expert, played
 from flowrl.tuning.running import publish, run_trials
 from flowrl.tuning.search import SearchConfig
 from flowrl.tuning.start import OF_TRIALS
 from flowrl.tuning.sweep import create_sweep, expert_number
 from flowrl.tuning.trials import Candidate, Sweep, SweepRecord, open_sweep, read_trials
 
+_SHOWN = 60  # characters of a term
+_MOST_TOLD = 16
+
 
 class ContestStoppedError(FlowrlError):
     """A contest is stopped before its end; the same command goes on with it."""
 
     exit_code = EXIT_RESUMABLE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Term:
+    """A term of a reward's sum over the timesteps of its skill's step, in fresh worlds."""
+
+    source: str
+    mean: float
+    spread: float  # standard deviation
+    share: Share  # of timesteps in which it is not 0
+
+    @property
+    def line(self) -> str:
+        """The term in a table, for people."""
+        figures = f"{self.mean:.3g} ± {self.spread:.3g}, not 0 in {self.share:.1%}"
+        return f"    {self.source[:_SHOWN]}: {figures}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +73,7 @@ class Standing:
     episodes: Positive = EPISODES
     frames: Natural = 0
     why: str = ""
+    terms: tuple[Term, ...] = ()
 
     @property
     def rate(self) -> float:
@@ -69,7 +90,8 @@ class Standing:
         """The row of a table, as JSON values."""
         low, high = wilson(self.successes, self.episodes) if self.trial is not None else (0.0, 0.0)
         told = {"success_rate": self.rate, "low": low, "high": high, "frames": self.frames}
-        return {"candidate": self.label, **told, "why": self.why}
+        terms = [asdict(term) for term in self.terms]
+        return {"candidate": self.label, **told, "why": self.why, "terms": terms}
 
     @property
     def line(self) -> str:
@@ -90,11 +112,55 @@ class ContestOutcome:
     @property
     def lines(self) -> tuple[str, ...]:
         """The rows of a table, for people."""
-        return tuple(each.line for each in self.standings)
+        return tuple(line for each in self.standings for line in (each.line, *_lines(each)))
 
     def of(self, label: str) -> Standing:
         """The result of one candidate."""
         return next(each for each in self.standings if each.label == label)
+
+
+def earlier_standings(graph_paths: GraphPaths, skill: str) -> list[Standing]:
+    """The results of a skill's contests that have ended, the newest contest's first, at most 16."""
+    files = graph_paths.sweeps.glob(f"{_folder(skill)}_????????/contest.json")
+    newest = sorted(files, key=lambda file: file.stat().st_mtime_ns, reverse=True)
+    found = [each for file in newest for each in records.read(file, ContestOutcome).standings]
+    return found[:_MOST_TOLD]
+
+
+def _folder(skill: str) -> str:
+    return f"texts_{slug(skill)}"
+
+
+def _lines(standing: Standing) -> Iterator[str]:
+    """The terms of a candidate, if its reward is a sum."""
+    return (term.line for term in standing.terms if len(standing.terms) > 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Played:
+    """The successes of a candidate's expert, and the terms of its reward."""
+
+    successes: Annotated[int, within(0, EPISODES)] = 0
+    terms: tuple[Term, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluateCandidates(EvaluateTrials):
+    """The order to let candidates' experts play; the last line has a JSON list of `_Played`."""
+
+    def work(self) -> int:
+        """Play in this process."""
+        from flowrl.evaluation import evaluate_candidates
+
+        sweep = open_sweep(SweepPaths(self.sweep))
+        places = [sweep.run(number) for number in self.numbers]
+        names = ("source", "mean", "spread", "share")
+        found = [
+            {"successes": won, "terms": [dict(zip(names, each, strict=True)) for each in terms]}
+            for won, terms in evaluate_candidates(places, episodes=EPISODES, seed=FRESH_SEED)
+        ]
+        sys.stdout.write("\n" + json.dumps(found))
+        return 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +184,7 @@ class Contest:
         texts = [[label, graph.skills[self.skill].to_json()] for label, graph in self._all]
         told = [texts, [configs.to_json(each.ppo) for each in self._settings.values()]]
         digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:8]
-        return SweepPaths(self.graph_paths.sweeps / f"texts_{slug(self.skill)}_{digest}")
+        return SweepPaths(self.graph_paths.sweeps / f"{_folder(self.skill)}_{digest}")
 
     @functools.cached_property
     def training(self) -> BottomUpConfig:
@@ -225,15 +291,16 @@ class Contest:
         if last.keys() != self.graphs.keys() or any(each.outcome is None for each in tried):
             raise ContestStoppedError("stopped; the same command goes on")
         good = {name: one.trial.number for name, one in last.items() if one.score is not None}
-        how = self.training.launch.sandbox
-        counts = successes_in_fresh_worlds(sweep, [*good.values()], how=how)
+        order = EvaluateCandidates(sweep=self.paths.root.absolute(), numbers=(*good.values(),))
+        found = played(sweep, order, tuple[_Played, ...], how=self.training.launch.sandbox)
+        results = dict(zip(good, found, strict=True))
         standings = []
         for name in self.graphs:
-            ended = last[name].outcome
+            ended, result = last[name].outcome, results.get(name, _Played())
             assert ended
-            won, trial = counts.get(good.get(name, -1), 0), good.get(name)
-            facts: dict[str, Any] = {"trial": trial, "frames": ended.frames, "why": ended.why}
-            standings.append(Standing(label=name, successes=won, **facts))
+            facts: dict[str, Any] = {"frames": ended.frames, "why": ended.why}
+            facts |= {"successes": result.successes, "terms": result.terms}
+            standings.append(Standing(label=name, trial=good.get(name), **facts))
         standings.sort(key=lambda each: (each.trial is None, -each.low, each.frames))
         outcome = ContestOutcome(standings=tuple(standings))
         records.write(self.paths.contest_json, outcome)

@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from flowrl import storage
 from flowrl.config import BottomUpConfig, Sandbox, flags
@@ -39,8 +39,9 @@ from flowrl.tuning.sweep import expert_number
 from flowrl.tuning.trials import BegunTrial, Sweep, Trial, confirming, open_sweep
 
 _COMPARING_SECONDS = 0.5
-EPISODES, _FRESH_SEED = 256, 3_000_017  # of the worlds in which points are confirmed
-_COUNTS = tuple[Annotated[int, records.within(0, EPISODES)], ...]
+EPISODES, FRESH_SEED = 256, 3_000_017  # of the worlds in which points are confirmed
+_Count = Annotated[int, records.within(0, EPISODES)]
+Told = TypeVar("Told", bound=tuple[Any, ...])
 _SURE = 0.95  # that no point without effect is taken, of all that are compared
 
 
@@ -132,30 +133,26 @@ def success_in_fresh_worlds(
     only once, since a later attempt has another seed. Raises ConfinedError or LaunchError.
     """
     ended = [each.trial.number for each in confirming(tried) if each.score is not None]
-    played = [number for number in ended if read_run(sweep.run(number)).attempt == 1]
-    counts = successes_in_fresh_worlds(sweep, played, how=how)
-    return {number: count / EPISODES for number, count in counts.items()}
+    numbers = tuple(number for number in ended if read_run(sweep.run(number)).attempt == 1)
+    order = EvaluateTrials(sweep=sweep.sweep_paths.root.absolute(), numbers=numbers)
+    counts = played(sweep, order, tuple[_Count, ...], how=how)
+    return {number: count / EPISODES for number, count in zip(numbers, counts, strict=True)}
 
 
-def successes_in_fresh_worlds(
-    sweep: Sweep, played: Sequence[int], *, how: Sandbox
-) -> dict[int, int]:
-    """Let the experts of trials play EPISODES episodes each, all in the same worlds.
-
-    Returns the number of episodes that succeed, by number of trial. Raises ConfinedError or
-    LaunchError.
-    """
-    if not played:
-        return {}
-    root = sweep.sweep_paths.root.absolute()
-    order = EvaluateTrials(sweep=root, numbers=tuple(played))
-    run, episodes = read_run(sweep.run(played[0])), EPISODES * len(played)
-    printed = confined_run(order, GraphPaths(root), run, how=how, episodes=episodes)
+def played(sweep: Sweep, order: EvaluateTrials, kind: type[Told], *, how: Sandbox) -> Told:
+    """Return what a confined process prints that lets experts of trials play, read as `kind`."""
+    if not order.numbers:
+        return records.from_json(kind, [])
+    run, episodes = read_run(sweep.run(order.numbers[0])), EPISODES * len(order.numbers)
+    graph_paths = GraphPaths(sweep.sweep_paths.root.absolute())
+    printed = confined_run(order, graph_paths, run, how=how, episodes=episodes)
     try:
-        counts = records.from_json(_COUNTS, json.loads(printed.rpartition(b"\n")[2]))
-        return dict(zip(played, counts, strict=True))
+        told = records.from_json(kind, json.loads(printed.rpartition(b"\n")[2]))
     except ValueError as error:
         raise LaunchError(f"the evaluation of trials is malformed: {error}") from error
+    if len(told) != len(order.numbers):
+        raise LaunchError("the evaluation of trials is malformed: it has another number of them")
+    return told
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +168,7 @@ class EvaluateTrials:
 
         sweep = open_sweep(SweepPaths(self.sweep))
         places = [sweep.run(number) for number in self.numbers]
-        reports = evaluate_runs(places, episodes=EPISODES, seed=_FRESH_SEED)
+        reports = evaluate_runs(places, episodes=EPISODES, seed=FRESH_SEED)
         sys.stdout.write("\n" + json.dumps([report.steps[-1].successes for report in reports]))
         return 0
 
