@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from flowrl.arguments import (
     CountOrZero,
     Frames,
     FramesOrZero,
+    Needs,
     ReportCommand,
     Seconds,
     Seed,
@@ -229,10 +231,15 @@ class WriteCommand(AskingCommand):
     Examples:
       flowrl write exp/demo "Collect a sapling" --base_url http://localhost:8000/v1 --model qwen3
       flowrl write "Collect a sapling" -o my_skills --llm_replay docs/replays
+      flowrl write exp/demo --next --target "a diamond" --base_url http://localhost:8000/v1
     """
 
-    wish: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="WISH")]]
+    wish: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="WISH")]] = ""
     """The skill to write, in plain words."""
+    next: bool = False
+    """Instead of a wish: let the model choose a skill that is new and within reach."""
+    target: Annotated[str, Needs(next=True)] = ""
+    """With --next: what the new skill is to lead towards, in plain words."""
     output: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None
     """Instead of a graph, a folder for the skill's file; its skills and the library's are known."""
     env_name: str | None = None
@@ -244,8 +251,12 @@ class WriteCommand(AskingCommand):
 
     def __call__(self) -> int:
         """Ask, check, keep; returns 1 for a wish that is given up."""
-        if not self.wish.strip() or len(self.wish) > _WISH_LIMIT:
-            raise ConfigError(f"the wish is empty or over {_WISH_LIMIT} characters; say it shortly")
+        if self.next and self.wish:
+            raise ConfigError("a wish and --next both say what is written; leave one of them out")
+        told = self.target if self.next else self.wish
+        if not (self.next or told.strip()) or len(told) > _WISH_LIMIT:
+            what = f"the wish is empty or over {_WISH_LIMIT} characters"
+            raise ConfigError(f"{what}; say it shortly, or leave it to the model by --next")
         if self.output is None:
             place = graph_destination(self.graph_path)
             if self.env_name not in (None, place.env_name):
@@ -257,7 +268,9 @@ class WriteCommand(AskingCommand):
             return self._write(place)
 
     def _write(self, place: Destination) -> int:
-        transcript, begun = self._opened(place, self._begun_with(place, self.wish))
+        transcript, begun = self._opened(
+            place, self._begun_with(place, self.wish or self._next(place))
+        )
         accepted = transcript.find(Accepted)
         if accepted is None:
             try:
@@ -279,6 +292,14 @@ class WriteCommand(AskingCommand):
         line = f"{accepted.skill}: {kept}, by {asked} answers ({transcript.path})"
         print_report(facts, [line, *chosen.standings], as_json=self.json)
         return 0
+
+    def _next(self, place: Destination) -> str:
+        """Return the wish that leaves the choice to the model; another one for other skills."""
+        names = " ".join(sorted(place.graph.skills))
+        digest = hashlib.sha256(names.encode()).hexdigest()[:8]
+        towards = f", on the way to: {self.target}" if self.target else ""
+        asked = "choose the skill to learn next, new and within reach of what the skills gain"
+        return f"{asked}{towards} (beside {len(place.graph.skills)} skills, {digest})"
 
     def _kept(self, place: Destination, transcript: Transcript, files: Sequence[Path]) -> str:
         """Keep the first candidate, or the one that is best in training; returns where."""
