@@ -255,7 +255,7 @@ class Contest:
 
     @functools.cached_property
     def _settings(self) -> Mapping[str, SkillConfig]:
-        """How each candidate is trained; ConfigError if its text says what makes no sense."""
+        """The settings of each candidate; ConfigError if they make no sense together."""
         settings = {n: skill_configs(self.training, g.skills)[self.skill] for n, g in self._all}
         frames = {"total_timesteps": self.frames}
         return {
