@@ -22,7 +22,7 @@ FLOORS = [
     "parallel ppo",
     "replicas multiagent reports evaluation agent",
     "tuning api",
-    "viewing",
+    "viewing llm/asking",
     "serving",
     # Programs: nothing but the command line `flowrl` imports them.
     "bottomup bottomup_parallel ppo_flow independent comparing"

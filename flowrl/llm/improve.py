@@ -12,7 +12,7 @@ from flowrl.config import BottomUpConfig
 from flowrl.console import print_report
 from flowrl.errors import ConfigError, GraphError, SkillError
 from flowrl.launchers.sandbox import confinement
-from flowrl.llm.command import AskingCommand, Destination, graph_destination
+from flowrl.llm.asking import AskingCommand, Destination, graph_destination
 from flowrl.llm.transcript import Accepted
 from flowrl.llm.writing import GivenUpError, accepted_files
 from flowrl.parallel.events import REFUSED, Verb, why_not

@@ -32,7 +32,7 @@ from flowrl.tuning.running import publish, run_trials
 from flowrl.tuning.search import SearchConfig
 from flowrl.tuning.start import OF_TRIALS
 from flowrl.tuning.sweep import create_sweep, expert_number
-from flowrl.tuning.trials import Candidate, Sweep, SweepRecord, open_sweep, read_trials
+from flowrl.tuning.trials import CompetingText, Sweep, SweepRecord, open_sweep, read_trials
 
 _SHOWN = 60  # characters of a term
 _MOST_TOLD = 16
@@ -268,7 +268,7 @@ class Contest:
     def _record(self) -> SweepRecord:
         first, *_ = self._settings.values()
         candidates = tuple(
-            Candidate(label=name, config=configs.to_json(each.ppo))
+            CompetingText(label=name, config=configs.to_json(each.ppo))
             for name, each in self._settings.items()
         )
         search = SearchConfig(method="grid", trials=len(candidates), confirm=0)

@@ -37,7 +37,7 @@ _AGAIN = 2  # most trials of a point and a seed that must not be missing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class CompetingText:
     """A text of the skill that competes with others, and the settings that it is trained with."""
 
     label: str
@@ -61,7 +61,7 @@ class SweepRecord:
     config: Mapping[str, Any]
     origins: Mapping[str, str]
     starts: tuple[Mapping[str, Any], ...]
-    candidates: tuple[Candidate, ...] = ()
+    candidates: tuple[CompetingText, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -382,7 +382,7 @@ def _is_searching(sweep: Sweep, begun: Sequence[BegunTrial]) -> bool:
     return sweep.search.method != "grid" or any(p not in points for p in grid_points(sweep.space))
 
 
-def _due_candidate(sweep: Sweep, begun: Sequence[BegunTrial]) -> Candidate | None:
+def _due_candidate(sweep: Sweep, begun: Sequence[BegunTrial]) -> CompetingText | None:
     """The first candidate that has no trial, or only one that failed."""
     for each in sweep.record.candidates:
         if _is_due([one for one in begun if one.trial.candidate == each.label]):
