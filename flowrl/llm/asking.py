@@ -243,7 +243,8 @@ class Destination:
         assert self.config
         texts = {file.name: load_skill(file, env_name=self.env_name) for file in files}
         first, *_ = texts.values()
-        graph = self.graph.plus([first])
+        kept = first.name in self.graph.skills  # by a start that was killed
+        graph = self.graph if kept else self.graph.plus([first])
         graphs = {name: graph.replacing(text) for name, text in texts.items()}
         given: dict[str, Any] = {"graph_paths": self.paths, "config": self.config}
         return Contest(skill=first.name, graphs=graphs, frames=frames, most=most, **given)

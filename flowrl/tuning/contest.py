@@ -17,6 +17,7 @@ from typing import Annotated, Any
 
 from flowrl import config as configs
 from flowrl.config import BottomUpConfig
+from flowrl.console import RUNS_GO_ON
 from flowrl.errors import EXIT_RESUMABLE, ConfigError, FlowrlError
 from flowrl.experts.merge import wilson
 from flowrl.launchers import sandbox
@@ -246,7 +247,11 @@ class Contest:
             if not known:
                 create_sweep(sweep, self.graph_paths, *self.graphs.values())
             how: dict[str, Any] = {"training": training, "confinement": confinement}
-            run_trials(sweep, self.graphs, scheduler, **how)
+            try:
+                run_trials(sweep, self.graphs, scheduler, **how)
+            except KeyboardInterrupt:
+                sys.stderr.write(f"\nflowrl: {RUNS_GO_ON}\nTo go on: the same command\n")
+                raise
             return self._measured(sweep)
 
     @property

@@ -223,6 +223,20 @@ def test_the_best_reward_is_kept_with_its_expert_and_trained_on(graph, write):
     assert len(launches(graph)) == 3
 
 
+def test_a_command_that_is_ended_before_its_last_write_goes_on(graph, write, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr("flowrl.llm.asking.send_request", end)
+        write(code=130)
+    assert "with its expert, which is trained on" in write().out
+    assert len(launches(graph)) == 3
+    assert [each["verb"] for each in requests(graph)] == ["train-more"]
+    assert len(ExpertStore(graph).manifest().experts[2].lineage) == 1
+
+
+def end(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
 def test_while_a_scheduler_lives_the_best_reward_is_added_without_its_expert(graph, write):
     lock = DaemonLock(graph.daemon_lock)
     lock.acquire()
