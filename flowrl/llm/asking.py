@@ -257,8 +257,7 @@ class Destination:
         keep_new_skills(self.paths, self.config, [load_skill(file, env_name=self.env_name)])
         if not contest.keep_expert(best):
             return f"{self.keep(file)}, to be trained anew, because its expert's number is taken"
-        goal = contest.goal(best)
-        if best.rate >= goal:
+        if contest.reached(best):
             return f"added to {self.paths.root}, with its expert"
         send_request(self.paths, Verb.TRAIN_MORE, contest.skill)
         return f"added to {self.paths.root}, with its expert, which is trained on"

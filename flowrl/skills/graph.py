@@ -97,7 +97,7 @@ class SkillGraph:
         for skill in new:
             other.plan(skill.name)
         changed = {skill.name for skill in new if {*other.all_needs(skill.name)} <= {*trained}}
-        for name in self.skills.keys() - changed:
+        for name in (name for name in self.skills if name not in changed):
             if (now := set(other.needs(name))) != set(self.needs(name)):
                 was, will = (", ".join(sorted(x)) or "nothing" for x in (self.needs(name), now))
                 raise GraphError(f"{name} would need {will} instead of {was}; {remedy}")

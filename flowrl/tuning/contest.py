@@ -24,6 +24,7 @@ from flowrl.launchers import sandbox
 from flowrl.parallel.skill_sources import SkillConfig, skill_configs, trained_skills
 from flowrl.parallel.start import check_machine, device_slots, open_scheduler, refuse_shared_folder
 from flowrl.paths import GraphPaths, SweepPaths, slug
+from flowrl.runs import read_result
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.validation.dry_run import approve_skills, keep_approvals
 from flowrl.storage import records
@@ -207,9 +208,11 @@ class Contest:
         kept: dict[str, Any] = {"config": self.training, "skills": graph}
         return keep_expert(self.graph_paths, sweep, best.trial, **kept)
 
-    def goal(self, standing: Standing) -> float:
-        """The success rate at which the run of a candidate ends."""
-        return self._settings[standing.label].ppo.success_state_rate
+    def reached(self, best: Standing) -> bool:
+        """Return whether the run of a candidate has ended at its goal."""
+        assert best.trial is not None
+        result = read_result(open_sweep(self.paths).run(best.trial))
+        return result.success_rate >= self._settings[best.label].ppo.success_state_rate
 
     def run(self) -> ContestOutcome:
         """Train and measure the candidates; what is done already is not done again.
