@@ -75,6 +75,7 @@ _GROUPS: Mapping[str, Mapping[str, str]] = {
         "retry": "commands.control:RetryCommand",
         "train-more": "commands.control:TrainMoreCommand",
         "retrain": "commands.control:RetrainCommand",
+        "improve": "llm.improve:ImproveCommand",
         "pause": "commands.control:PauseCommand",
         "resume": "commands.control:ResumeCommand",
         "cancel": "commands.control:CancelCommand",

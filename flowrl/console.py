@@ -36,7 +36,7 @@ from flowrl.errors import (
 from flowrl.paths import printable
 from flowrl.redaction import redacted, secrets_of
 
-_RUNS_GO_ON = "stopped scheduling; launched runs go on in their sessions."
+RUNS_GO_ON = "stopped scheduling; launched runs go on in their sessions."
 _BAD_NAME = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELOOP)
 ERROR_PREFIX = "flowrl: "
 _WIDTH = 120  # columns of a file or a pipe
@@ -71,7 +71,7 @@ def run_program(
             return work(config)
         except KeyboardInterrupt:
             again = shlex.join([*_as_called(program), *words])
-            sys.stderr.write(f"\nflowrl: {_RUNS_GO_ON}\nTo go on: {again}\n")
+            sys.stderr.write(f"\nflowrl: {RUNS_GO_ON}\nTo go on: {again}\n")
             return EXIT_INTERRUPTED
 
     return run_words(run, argv)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -16,8 +17,8 @@ import numpy as np
 from flowrl import config as configs
 from flowrl.config import PPOConfig
 from flowrl.envs.base import StepOutput, claims_of, count_steps, is_clipped
-from flowrl.envs.skill_module import TaskModule, open_module
-from flowrl.envs.tasks import SkillEnv, WalkState, check_gains, step_ends
+from flowrl.envs.skill_module import TaskModule, open_module, terms_of
+from flowrl.envs.tasks import SkillEnv, WalkState, check_gains, features_of, step_ends
 from flowrl.envs.vector import BatchedEnv, BatchedState
 from flowrl.envs.world_digest import world_digest
 from flowrl.errors import ConfigError, ExpertMissingError
@@ -25,6 +26,7 @@ from flowrl.experts import checkpoint
 from flowrl.experts.merge import wilson
 from flowrl.experts.store import ExpertStore
 from flowrl.games.base import WorldStep
+from flowrl.games.random_play import settle
 from flowrl.judging.judge import RECORDED, Recording
 from flowrl.launchers.confined import ENDED, EPISODES
 from flowrl.measures.causes import EvaluationReport, StepRate
@@ -147,14 +149,75 @@ def _columns(tallies: Sequence[Tally], chosen: Sequence[int]) -> dict[str, np.nd
 def evaluate_runs(
     places: Sequence[RunPaths], *, episodes: int, seed: int
 ) -> Iterator[EvaluationReport]:
-    """Evaluate the experts that runs of one plan have left, in the same worlds; none is merged."""
-    run, module, play = open_plan(places[0])
-    like = checkpoint.like_of(expected_shapes(run.config))
+    """Evaluate the experts that runs of one skill have left, in the same worlds; none is merged.
+
+    Runs of one plan play under the module and settings of the first one.
+    """
+    opened: tuple[Any, ...] | None = None
     for run_paths in places:
-        finals = map(run_paths.final, range(len(run.experts)))
-        params = stack_experts([checkpoint.load_expert(final, like) for final in finals])
+        run = read_run(run_paths)
+        if opened is None or (opened[0].plan, opened[0].experts) != (run.plan, run.experts):
+            opened = open_plan(run_paths)
+        _, module, play = opened
+        params = _final_experts(run_paths, run)
         tallies = _episodes(play, params, episodes=episodes, seed=seed)
         yield _report(run_paths.folder, 0, (run, module, tallies))
+
+
+def evaluate_candidates(
+    places: Sequence[RunPaths], *, episodes: int, seed: int
+) -> Iterator[tuple[int, Sequence[tuple[Any, ...]]]]:
+    """Evaluate as `evaluate_runs`, and replay the terms of each run's reward.
+
+    Yields the successes, and of each term its source, its mean and standard deviation over the
+    timesteps of the last step, and the share of those in which it is not 0.
+    """
+    for run_paths in places:
+        sources, function = terms_of(run_paths.module)
+
+        def terms(env: BatchedEnv, timestep: PlayedTimestep, function: Any = function) -> Any:
+            return _terms(env, timestep, function)
+
+        terms.__name__ = f"terms {hashlib.sha256(repr(sources).encode()).hexdigest()}"
+        run, module, play = open_plan(run_paths, terms)
+        params = _final_experts(run_paths, run)
+        tallies = _episodes(play, params, episodes=episodes, seed=seed)
+        last = len(run.plan) - 1
+        counted = [
+            tally.seen[:, row][:length][tally.seen[:length, row, 0] == last, 1:]
+            for tally in tallies
+            for row, length in enumerate(tally.length)
+        ]
+        values = np.nan_to_num(np.concatenate([np.zeros((0, len(sources))), *counted])).T
+        figures = [
+            (name, float(x.mean()), float(x.std()), float((x != 0).mean()))
+            for name, x in zip(sources, values, strict=True)
+            if x.size
+        ]
+        yield _report(run_paths.folder, 0, (run, module, tallies)).steps[-1].successes, figures
+
+
+def _terms(env: BatchedEnv, timestep: PlayedTimestep, function: Any) -> jax.Array:
+    """The number of the plan's step, and the terms of the last one's reward; f32[B, 1 + terms]."""
+
+    def of(key: jax.Array, walk: WalkState, action: jax.Array) -> jax.Array:
+        engine = env.env.engine
+        world, reward = engine.step(key, walk.world, action)
+        times = {"timestep": walk.task_length + 1, "episode_timestep": walk.length + 1}
+        step = WorldStep(walk.world, settle(world), jnp.asarray(reward, jnp.float32), **times)
+        values = function(**engine.features(features_of(function), step))
+        terms = [jnp.asarray(value, jnp.float32).reshape(-1)[0] for value in values]
+        return jnp.stack([walk.task.astype(jnp.float32), *terms])
+
+    keys = env.step_keys(timestep.key, len(timestep.actions))
+    return jax.vmap(of)(keys, timestep.state.walk, timestep.actions)
+
+
+def _final_experts(run_paths: RunPaths, run: TrainingRun) -> Any:
+    """The experts that a run has left; leaves `[E, …]` by local index."""
+    like = checkpoint.like_of(expected_shapes(run.config))
+    finals = map(run_paths.final, range(len(run.experts)))
+    return stack_experts([checkpoint.load_expert(final, like) for final in finals])
 
 
 def _report(

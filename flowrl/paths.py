@@ -344,6 +344,7 @@ class SweepPaths(GraphPaths):
 
     sweep_json = _Below("root", "sweep.json")  # what the sweep is; written once
     outcome_json = _Below("root", "outcome.json")  # what came of it, once its best are tried anew
+    contest_json = _Below("root", "contest.json")  # which text of the skill was best, if it has any
     training_runs = _Below("root", "trials")  # one folder per trial, named by its number; they stay
 
     def run(self, expert: int, skill: str) -> RunPaths:

@@ -23,11 +23,12 @@ FLOORS = [
     "replicas multiagent reports evaluation agent",
     "tuning api",
     "analysis",
-    "viewing",
+    "viewing llm/asking",
     "serving",
     # Programs: nothing but the command line `flowrl` imports them.
     "bottomup bottomup_parallel ppo_flow independent comparing"
-    " commands analysis/command judging/command llm/command tuning/command serving/command",
+    " commands analysis/command judging/command llm/command llm/improve tuning/command"
+    " serving/command",
     "cli",
     "orchestrator __init__ __main__",
 ]

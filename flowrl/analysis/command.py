@@ -330,7 +330,7 @@ def _corrected_skills(
     for each in analyses:
         skill = _changed(graph.skills[each.skill], each.disproofs)
         if skill != graph.skills[each.skill]:
-            graph = graph.correcting(skill)
+            graph = graph.replacing(skill, trained=graph.skills)
             changed.append((skill, each))
             for need in (name for name in graph.all_needs(skill.name) if name not in trained):
                 first = graph_paths.command("train", "--target_skill", need)

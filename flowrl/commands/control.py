@@ -17,7 +17,6 @@ import tyro
 from flowrl.arguments import Frames, GraphCommand, Seconds, SkillArgument
 from flowrl.console import print_report
 from flowrl.errors import EXIT_BUSY, ConfigError, GraphError
-from flowrl.launchers.sandbox import confinement
 from flowrl.parallel.events import DONE, MOST_PRIORITY, REFUSED, Response, Verb, why_not
 from flowrl.parallel.health import daemon_of, in_words
 from flowrl.parallel.recovery import recorded_config
@@ -25,8 +24,7 @@ from flowrl.parallel.requests import send_request
 from flowrl.parallel.skill_sources import (
     SkillSources,
     keep_new_skills,
-    open_graph,
-    skill_configs,
+    keep_other_text,
 )
 from flowrl.parallel.state import SchedulerState, StateFile
 from flowrl.parallel.status import Running
@@ -34,8 +32,6 @@ from flowrl.paths import GraphPaths, graph_or_sweep, printable, refuse_other_fol
 from flowrl.reports.status import SkillRow, find_row, last_command, read_rows
 from flowrl.runs import read_run
 from flowrl.skills.skill import load_library, load_skill, skill_files
-from flowrl.skills.validation.cache import ApprovalStore
-from flowrl.skills.validation.dry_run import approve_skills
 from flowrl.storage.records import within
 
 _LOOK_SECONDS = 0.1
@@ -181,18 +177,13 @@ class RetrainCommand(OneSkillCommand):
                 f"there is no {row.skill!r} in {folder or f'the library of {game}'}; name the "
                 "folder of its file by --skills_dir"
             )
-        skill, sources = texts[row.skill], SkillSources(graph_paths)
-        if sources.recorded().get(skill.name) == skill:
+        skill = texts[row.skill]
+        if SkillSources(graph_paths).recorded().get(skill.name) == skill:
             sys.stderr.write(
                 f"flowrl: the text of {printable(skill.name)} is the one that its expert was "
                 "trained on: it is trained anew all the same, with other luck\n"
             )
-        graph = open_graph(config, sources).replacing(skill)
-        skill_configs(config, graph.skills)
-        confine = confinement(config.launch.sandbox).in_folder
-        approvals = approve_skills(graph_paths, [skill], game, trust=trust, confine=confine)
-        ApprovalStore(graph_paths.approvals).keep(approvals[skill.name])
-        sources.keep_anew(skill)
+        keep_other_text(graph_paths, config, skill)
         return self._send(self.verb, skill.name)
 
 

@@ -10,7 +10,9 @@ written with the module; code of a module without a run.json is tried here and n
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Collection, Mapping, Sequence
+import copy
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -96,6 +98,52 @@ def open_module(path: Path) -> TaskModule:
         if run_paths.run_json.exists():
             return load_module(path, approvals=read_run(run_paths).approvals)
     return open_modules([path], ApprovalStore(path.parent / "approvals"))[0]
+
+
+def terms_of(path: Path) -> tuple[list[str], Callable[..., Any]]:
+    """The terms that the reward of a module's last step sums up, and a function that returns them.
+
+    A name that is returned stands for what it was assigned, if that was once. Without a single
+    return there are no terms. The module is one that `open_module` admits.
+    """
+    frame = _read(path)
+    reward = copy.deepcopy(frame.functions[-2])
+    *_, last = reward.body
+    returns = sum(isinstance(node, ast.Return) for node in ast.walk(reward))
+    if not isinstance(last, ast.Return) or last.value is None or returns != 1:
+        return [], lambda: ()
+    assigned = [node for node in ast.walk(reward) if isinstance(node, ast.Assign | ast.AugAssign)]
+    stored = Counter(
+        node.id
+        for each in assigned
+        for node in ast.walk(each)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    )
+    once = {
+        target.id: each.value
+        for each in assigned
+        if each in reward.body and isinstance(each, ast.Assign)
+        for target in each.targets
+        if isinstance(target, ast.Name) and stored[target.id] == 1
+    }
+    terms = list(_summed(last.value, once))
+    last.value = ast.Tuple(terms, ast.Load())
+    [function] = execute_functions([reward], frame.game, place=frame.place)
+    return [ast.unparse(term) for term in terms], function
+
+
+def _summed(value: ast.expr, once: Mapping[str, ast.expr]) -> Iterator[ast.expr]:
+    """The terms of a sum, as far as the source shows it."""
+    match value:
+        case ast.BinOp(left=left, op=ast.Add() | ast.Sub() as sign, right=right):
+            yield from _summed(left, once)
+            for term in _summed(right, once):
+                yield term if isinstance(sign, ast.Add) else ast.UnaryOp(ast.USub(), term)
+        case ast.Name(id=name) if isinstance(once.get(name), ast.BinOp):
+            terms = list(_summed(once[name], once))
+            yield from terms if len(terms) > 1 else [value]
+        case _:
+            yield value
 
 
 def open_modules(paths: Sequence[Path], store: ApprovalStore) -> list[TaskModule]:

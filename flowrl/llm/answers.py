@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, is_dataclass
+from types import MappingProxyType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from flowrl.errors import SkillError
 from flowrl.llm.transcript import Answered
+from flowrl.skills.skill import Skill
 from flowrl.storage import records
 from flowrl.storage.records import Positive
 
 _QUOTED = 80  # characters of an answer
+_AMOUNTS = ("requirements", "consumption", "gain")
 PLACEHOLDER = "def task_reward():\n    return 0.0"  # until there is a reward
 Said = TypeVar("Said")
 
@@ -100,10 +103,32 @@ def read_answer(answer: Answered, kind: type[Said]) -> Said:
         raise SkillError(f"the answer {quoted!r} is no JSON; give one JSON object") from error
 
 
-def skill_text(contract: Contract, reward: str = PLACEHOLDER) -> str:
+def text_of(skill: Skill, reward: str) -> str:
+    """Return the file of a skill with another reward."""
+    amounts = {
+        key: tuple(ItemAmount(item=item, amount=str(n)) for item, n in getattr(skill, key).items())
+        for key in _AMOUNTS
+    }
+    settings = {flag: json.dumps(value) for flag, value in skill.training.items()}
+    contract = Contract(
+        name=skill.name,
+        description=skill.description,
+        ephemeral=tuple(sorted(skill.ephemeral)),
+        max_steps=skill.max_steps,
+        training=tuple(Setting(flag=flag, value=value) for flag, value in settings.items()),
+        task_is_done=skill.is_done,
+        **amounts,
+    )
+    others = {key: getattr(skill, key) for key in ("floors", "provided_by", "like")}
+    return skill_text(contract, reward, others)
+
+
+def skill_text(
+    contract: Contract, reward: str = PLACEHOLDER, others: Mapping[str, Any] = MappingProxyType({})
+) -> str:
     """Return the file of a skill; what is not valid in it is refused where it is read."""
     lines = [_docstring(contract.description), "", f"name = {_literal(contract.name)}"]
-    for key in ("requirements", "consumption", "gain"):
+    for key in _AMOUNTS:
         lines.append(f"{key} = {_amounts(getattr(contract, key), key)}")
     if contract.ephemeral:
         lines.append(f"ephemeral = [{', '.join(map(_literal, contract.ephemeral))}]")
@@ -112,6 +137,7 @@ def skill_text(contract: Contract, reward: str = PLACEHOLDER) -> str:
     if contract.training:
         pairs = [f"{_literal(each.flag)}: {_value(each.value)}" for each in contract.training]
         lines.append(f"training = {{{', '.join(pairs)}}}")
+    lines += [f"{key} = {value!r}" for key, value in others.items() if value]
     functions = [textwrap.dedent(code).strip() for code in (contract.task_is_done, reward)]
     return "\n".join(lines) + "".join(f"\n\n\n{code}" for code in functions) + "\n"
 

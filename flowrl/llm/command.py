@@ -2,263 +2,134 @@
 
 from __future__ import annotations
 
-import json
-import os
+import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 
 from flowrl import storage
-from flowrl.arguments import Count, CountOrZero, Frames, ReportCommand, Seconds, Seed
-from flowrl.config import BottomUpConfig, PPOConfig, Sandbox
-from flowrl.console import print_report
-from flowrl.errors import EXIT_BUDGET, ConfigError, FileRefusedError, FlowrlError
-from flowrl.games.base import find_game
-from flowrl.knowledge.asking import facts_of
-from flowrl.knowledge.pages import recipe_rows
-from flowrl.launchers.sandbox import confinement
-from flowrl.llm.context import context_of
-from flowrl.llm.exchange import (
-    MALFORMED,
-    Budget,
-    Completion,
-    Cost,
-    EndpointError,
-    Message,
-    tokens_of,
+from flowrl.arguments import (
+    Count,
+    FramesOrZero,
+    Needs,
 )
+from flowrl.config import PPOConfig
+from flowrl.console import print_report
+from flowrl.errors import ConfigError
+from flowrl.games.base import find_game
+from flowrl.llm.asking import AskingCommand, Destination, graph_destination
 from flowrl.llm.transcript import (
     Accepted,
     Answered,
-    Begun,
+    Chosen,
     Transcript,
-    find_source,
-    given_up,
-    open_transcript,
 )
-from flowrl.llm.writing import Checks, GivenUpError, Writer, accepted_file
-from flowrl.parallel.events import Verb
-from flowrl.parallel.recovery import recorded_config
-from flowrl.parallel.requests import send_request
-from flowrl.parallel.skill_sources import SkillSources, keep_new_skills, open_graph
-from flowrl.paths import GraphPaths, existing_graph, is_graph, refuse_other_folder, slug
-from flowrl.redaction import redacted, secrets_of
-from flowrl.reports.status import read_rows
+from flowrl.llm.writing import GivenUpError, accepted_files
+from flowrl.paths import GraphPaths, is_graph, refuse_other_folder
 from flowrl.skills.graph import SkillGraph
-from flowrl.skills.skill import load_library, load_skill
-from flowrl.skills.validation.cache import ApprovalStore
+from flowrl.skills.skill import load_library
 from flowrl.storage import locks
-from flowrl.storage.records import above, within
 
 _WISH_LIMIT = 2_000  # characters
-Temperature = Annotated[float, within(0.0, 2.0)]
-
-
-class BudgetUsedUpError(FlowrlError):
-    """The budget of a wish is used up; the wish can go on with more."""
-
-    exit_code = EXIT_BUDGET
 
 
 @dataclass(frozen=True, kw_only=True)
-class WriteCommand(ReportCommand):
+class WriteCommand(AskingCommand):
     """Let a language model write a skill that checks must admit.
 
     Examples:
       flowrl write exp/demo "Collect a sapling" --base_url http://localhost:8000/v1 --model qwen3
       flowrl write "Collect a sapling" -o my_skills --llm_replay docs/replays
+      flowrl write exp/demo --next --target "a diamond" --base_url http://localhost:8000/v1
     """
 
-    wish: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="WISH")]]
+    wish: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="WISH")]] = ""
     """The skill to write, in plain words."""
+    next: bool = False
+    """Instead of a wish: let the model choose a skill that is new and within reach."""
+    target: Annotated[str, Needs(next=True)] = ""
+    """With --next: what the new skill is to lead towards, in plain words."""
     output: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None
     """Instead of a graph, a folder for the skill's file; its skills and the library's are known."""
     env_name: str | None = None
     """With -o: the game (default: Craftax-Classic-Symbolic-v1); a graph knows its own."""
-    base_url: str = ""
-    """Endpoint, as https://api.openai.com/v1."""
-    model: str = ""
-    """The endpoint's model."""
-    api_key_env: str = "OPENAI_API_KEY"
-    """Name of the environment variable that holds the key."""
-    temperature: Temperature | None = None
-    """Temperature of the model's choices (default: the endpoint's own)."""
-    seed: Seed | None = None
-    """Seed of the model's choices, for endpoints that take one."""
-    timeout_seconds: Annotated[Seconds, above(0)] = 120.0
-    """Seconds that one answer may take, with its retries."""
-    retries: CountOrZero = 4
-    """Further tries after 408, 429, 5xx or a lost connection; Retry-After is obeyed."""
-    llm_candidates: Annotated[Count, within(1, 16)] = 4
-    """Rewards to ask for; the first that passes all checks is taken, all are kept."""
-    llm_repairs: Annotated[CountOrZero, within(0, 20)] = 3
-    """Rounds of corrections of each of the two answers."""
-    llm_context_tokens: Count = 8_000
-    """Tokens that the graph, examples and former failures take in a question at most."""
-    llm_calls: Count = 40
-    """Requests that a wish may take at most, retries and earlier starts included."""
-    llm_tokens: Frames = 400_000
-    """Tokens that it may take at most, of questions and answers."""
-    llm_seconds: Annotated[Seconds, above(0)] = 1_800.0
-    """Seconds that it may wait for the endpoint at most."""
-    llm_replay: Path | None = None
-    """Answer from the transcripts in this folder, or from one, instead of an endpoint."""
-    sandbox: Sandbox = "auto"
-    """Confine the dry run by bubblewrap; auto: if it is there."""
+    candidate_timesteps: FramesOrZero = 300_000
+    """Environment steps with which each reward is trained; 0 takes the first that passes."""
+    max_concurrent: Count = 2
+    """Most of these runs side by side."""
 
     def __call__(self) -> int:
         """Ask, check, keep; returns 1 for a wish that is given up."""
-        if not self.wish.strip() or len(self.wish) > _WISH_LIMIT:
-            raise ConfigError(f"the wish is empty or over {_WISH_LIMIT} characters; say it shortly")
-        place = self._graph() if self.output is None else self._folder(self.output)
+        if self.next and self.wish:
+            raise ConfigError("a wish and --next both say what is written; leave one of them out")
+        told = self.target if self.next else self.wish
+        if not (self.next or told.strip()) or len(told) > _WISH_LIMIT:
+            what = f"the wish is empty or over {_WISH_LIMIT} characters"
+            raise ConfigError(f"{what}; say it shortly, or leave it to the model by --next")
+        if self.output is None:
+            place = graph_destination(self.graph_path)
+            if self.env_name not in (None, place.env_name):
+                what = f"the graph is of {place.env_name}; leave it out, or use -o"
+                raise ConfigError(f"--env_name: {what}")
+        else:
+            place = self._folder(self.output)
         with locks.held(place.paths.transcripts / "write.lock", timeout_seconds=0):
             return self._write(place)
 
-    def _write(self, place: _Destination) -> int:
-        folder = place.paths.transcripts
-        begun, source = self._begun(place), None
-        if self.llm_replay is not None:
-            source, was = find_source(self.llm_replay, begun.wish, place.env_name)
-            begun = replace(was, context=begun.context)
-        transcript = open_transcript(folder, begun, source)
-        for each in (place.paths.root, place.paths.approvals, folder, transcript.folder):
-            storage.remove_part_files(each)  # of a process that was killed
+    def _write(self, place: Destination) -> int:
+        transcript, begun = self._opened(
+            place, self._begun_with(place, self.wish or self._next(place))
+        )
         accepted = transcript.find(Accepted)
         if accepted is None:
             try:
-                accepted = self._asked(place, transcript, begun, replayed=source is not None)
+                accepted = self._asked(place, transcript, begun)
             except GivenUpError as error:
                 lines = str(error).split("\n")
                 facts = {"skill": None, "reasons": lines, "transcript": str(transcript.path)}
                 print_report(facts, [f"given up: {line}" for line in lines], as_json=self.json)
                 return 1
-        file = accepted_file(transcript, accepted)
+        files = accepted_files(transcript, accepted)
         kept = "granted before"
         if not transcript.ended:
-            kept = place.keep(file)
+            kept = self._kept(place, transcript, files)
             transcript.end()
-        facts = {"skill": accepted.skill, "file": str(file), "transcript": str(transcript.path)}
+        chosen = transcript.find(Chosen) or Chosen(file=accepted.file, standings=())
+        facts = {"skill": accepted.skill, "file": str(transcript.folder / chosen.file)}
+        facts |= {"transcript": str(transcript.path), "candidates": chosen.standings}
         asked = sum(isinstance(event, Answered) for event in transcript.kept)
         line = f"{accepted.skill}: {kept}, by {asked} answers ({transcript.path})"
-        print_report(facts, [line], as_json=self.json)
+        print_report(facts, [line, *chosen.standings], as_json=self.json)
         return 0
 
-    def _asked(
-        self, place: _Destination, transcript: Transcript, begun: Begun, *, replayed: bool
-    ) -> Accepted:
-        """Ask for a skill until it is accepted; what was paid for before is not asked again."""
-        most = Cost(self.llm_calls, self.llm_tokens, self.llm_seconds)
-        budget = Budget(most, transcript.spent)
-        client = None if replayed else self._client(budget)
-        checks = Checks(
-            graph=place.graph,
-            env_name=place.env_name,
-            store=ApprovalStore(place.paths.approvals),
-            confine=confinement(self.sandbox).in_folder,
-        )
+    def _next(self, place: Destination) -> str:
+        """Return the wish that leaves the choice to the model; another one for other skills."""
+        names = " ".join(sorted(place.graph.skills))
+        digest = hashlib.sha256(names.encode()).hexdigest()[:8]
+        towards = f", on the way to: {self.target}" if self.target else ""
+        asked = "choose the skill to learn next, new and within reach of what the skills gain"
+        return f"{asked}{towards} (beside {len(place.graph.skills)} skills, {digest})"
 
-        def ask(messages: Sequence[Message], purpose: str, schema: dict[str, Any]) -> Completion:
-            before = budget.spent
-            if (said := self._used_up(budget, messages)) or client is None:
-                transcript.lose(Cost())
-                more = "the same command goes on with more"
-                raise BudgetUsedUpError(f"{said}: {writer.reached}; {more}")
-            try:
-                completion = client.complete(messages, purpose, schema)
-                text = self._clean(completion.text)
-                if completion.finish == MALFORMED:
-                    what = f"answers {text!r}, no completion"
-                    raise EndpointError(f"{what}; correct --base_url, or try later")
-            except EndpointError as error:
-                transcript.lose(budget.spent - before)
-                where = f"the endpoint at {client.endpoint.place}"
-                raise EndpointError(f"{where} {error}") from error
-            return replace(completion, text=text)
+    def _kept(self, place: Destination, transcript: Transcript, files: Sequence[Path]) -> str:
+        """Keep the first candidate, or the one that is best in training; returns where."""
+        if place.config is None or len(files) < 2 or not self.candidate_timesteps:
+            return place.keep(files[0])
+        contest = place.contest(files, frames=self.candidate_timesteps, most=self.max_concurrent)
+        if need := contest.missing():
+            return f"{place.keep(files[0])}, not compared, because {need!r} has no expert yet"
+        outcome = contest.run()
+        best = outcome.standings[0]
+        named = {file.name: file for file in files}
+        file = named[best.label] if best.successes else files[0]
+        transcript.choose(Chosen(file=file.name, standings=outcome.lines))
+        if not best.successes:
+            return f"{place.keep(file)}, the first one, because none succeeded"
+        return place.keep_trained(file, contest, best)
 
-        told = transcript.find(Begun) or begun
-        writer = Writer(transcript, told, checks, ask=ask, clean=self._clean)
-        accepted = writer.write()
-        transcript.note(accepted)
-        return accepted
-
-    def _begun(self, place: _Destination) -> Begun:
-        """Return what the model is to be told of the wish."""
-        context = context_of(
-            self.wish,
-            place.graph.skills,
-            said=place.said,
-            failed=given_up(place.paths.transcripts),
-            most_tokens=self.llm_context_tokens,
-            recipes=_recipes(place.env_name),
-        )
-        return Begun(
-            wish=self._clean(self.wish),
-            env_name=place.env_name,
-            model=self.model,
-            candidates=self.llm_candidates,
-            repairs=self.llm_repairs,
-            temperature=self.temperature,
-            seed=self.seed,
-            context=self._clean(json.dumps(context, ensure_ascii=False)),
-        )
-
-    def _client(self, budget: Budget) -> Any:
-        """Return the client; ConfigError if its package, imported now, is missing."""
-        try:
-            from flowrl.llm.client import ChatClient, Endpoint
-        except ImportError as error:
-            extra = "pip install '.[llm]' in flowrl's folder"
-            raise ConfigError(f"flowrl write needs {extra}: {error}") from error
-        endpoint = Endpoint(
-            base_url=self.base_url,
-            model=self.model,
-            api_key_env=self.api_key_env,
-            temperature=self.temperature,
-            seed=self.seed,
-            timeout_seconds=self.timeout_seconds,
-            retries=self.retries,
-        )
-        return ChatClient(endpoint, budget)
-
-    def _clean(self, text: str) -> str:
-        """Return a text without secrets and the user's own folder."""
-        home = str(Path.home())
-        text = text.replace(home, "~") if len(home) > 1 else text
-        return redacted(text, secrets_of(os.environ, [self.api_key_env]))
-
-    def _used_up(self, budget: Budget, messages: Sequence[Message]) -> str:
-        """Return which part of the budget a question would exceed, "" for none."""
-        tokens = sum(tokens_of(each["content"]) for each in messages)
-        after = budget.spent + Cost(1, tokens, 0)
-        parts = (("calls", "--llm_calls"), ("tokens", "--llm_tokens"), ("seconds", "--llm_seconds"))
-        for part, flag in parts:
-            now, most = getattr(after, part), getattr(budget.most, part)
-            if now > most:
-                spent = getattr(budget.spent, part)
-                return f"the budget is used up ({flag} {most:g}, {spent:g} spent)"
-        return ""
-
-    def _graph(self) -> _Destination:
-        """Return a graph as the place of the new skill."""
-        graph_paths = existing_graph(self.graph_path)
-        rows = read_rows(graph_paths)
-        config = recorded_config(graph_paths)
-        said = {
-            row.skill: {"status": row.status, "success_rate": row.success_rate, "why": row.why}
-            for row in rows
-        }
-        graph = open_graph(config, SkillSources(graph_paths))
-        env_name = config.ppo.env_name
-        if self.env_name not in (None, env_name):
-            raise ConfigError(f"--env_name: the graph is of {env_name}; leave it out, or use -o")
-        return _Destination(
-            paths=graph_paths, graph=graph, said=said, env_name=env_name, config=config
-        )
-
-    def _folder(self, folder: Path) -> _Destination:
+    def _folder(self, folder: Path) -> Destination:
         """Return a folder of skills as the place of the new one."""
         refuse_other_folder(folder)
         if is_graph(folder):
@@ -267,35 +138,4 @@ class WriteCommand(ReportCommand):
         own = folder if any(folder.glob("*.py")) else None
         graph = SkillGraph(load_library(game.name, own).values(), capacity=game.capacity)
         storage.try_writing(folder)
-        return _Destination(paths=GraphPaths(folder), graph=graph, said={}, env_name=game.name)
-
-
-def _recipes(env_name: str) -> list[dict[str, str]]:
-    """Return the recipes of a game, as `flowrl facts` says them; none if it cannot be probed."""
-    return recipe_rows(facts_of(env_name)) if find_game(env_name).probes else []
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Destination:
-    """A graph, or a folder of skill files, that a new skill is written for."""
-
-    paths: GraphPaths
-    graph: SkillGraph
-    said: dict[str, dict[str, Any]]
-    env_name: str
-    config: BottomUpConfig | None = None
-
-    def keep(self, file: Path) -> str:
-        """Keep the skill in an accepted file, again if need be; returns where."""
-        skill = load_skill(file, env_name=self.env_name)
-        if self.config is None:
-            path = self.paths.root / f"{slug(skill.name).lower()}.py"
-            content = storage.read_bytes(file)
-            if path.exists() and storage.read_bytes(path) != content:
-                what = f"{path} is there already, with another text"
-                raise FileRefusedError(f"{what}; move it away, and the same command goes on")
-            storage.write_atomic(path, content)
-            return f"written to {path}"
-        keep_new_skills(self.paths, self.config, [skill])
-        send_request(self.paths, Verb.ADD, skill.name)
-        return f"added to {self.paths.root}"
+        return Destination(paths=GraphPaths(folder), graph=graph, said={}, env_name=game.name)

@@ -10,8 +10,8 @@ over the lines.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -99,12 +99,25 @@ class Checked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accepted:
-    """The skill that is to be kept, by the file of the candidate beside the transcript."""
+    """The skill that is to be kept, by the file of the candidate beside the transcript.
+
+    `others` are further candidates that pass all checks, with their digests.
+    """
 
     kind: ClassVar[str] = "accepted"
     skill: str
     file: str
     digest: str
+    others: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """The candidate that is kept after all were trained, and a line for each; no replay has it."""
+
+    kind: ClassVar[str] = "chosen"
+    file: str
+    standings: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +128,7 @@ class Ended:
     reasons: tuple[str, ...] = ()
 
 
-TranscriptEvent = Begun | Prompt | Answered | CallLost | Checked | Accepted | Ended
+TranscriptEvent = Begun | Prompt | Answered | CallLost | Checked | Accepted | Chosen | Ended
 EventKind = TypeVar("EventKind", bound=TranscriptEvent)
 
 
@@ -176,6 +189,11 @@ class Transcript:
         """Keep the end of a wish that is granted."""
         self._at = len(_settled(self.kept))
         self.note(Ended())
+
+    def choose(self, chosen: Chosen) -> None:
+        """Keep the candidate that was best in training; once."""
+        if self.find(Chosen) is None:
+            self._append(chosen)
 
     def lose(self, cost: Cost) -> None:
         """Keep what the last question has cost, which has no answer; once, if it was nothing."""
@@ -271,7 +289,7 @@ def _line(event: TranscriptEvent) -> str:
 
 
 def _settled(events: Sequence[TranscriptEvent]) -> list[TranscriptEvent]:
-    return [event for event in events if not isinstance(event, CallLost)]
+    return [event for event in events if not isinstance(event, CallLost | Chosen)]
 
 
 def _difference(was: Any, now: Any) -> str:

@@ -11,6 +11,7 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,7 +19,7 @@ from flowrl import storage
 from flowrl.config import PPOConfig, with_flags
 from flowrl.errors import ConfigError, FileRefusedError, FlowrlError, GraphError, SkillError
 from flowrl.games.base import find_game
-from flowrl.llm.answers import SCHEMAS, Contract, Rewards, read_answer, skill_text
+from flowrl.llm.answers import SCHEMAS, Contract, Rewards, read_answer, skill_text, text_of
 from flowrl.llm.context import data_message, system_message
 from flowrl.llm.exchange import Completion, Message, tokens_of
 from flowrl.llm.transcript import Accepted, Answered, Begun, Checked, Ended, Prompt, Transcript
@@ -43,12 +44,13 @@ class GivenUpError(FlowrlError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checks:
-    """The checks that a proposed skill must pass."""
+    """The checks that a proposed skill must pass; with `replaces`, another text of one."""
 
     graph: SkillGraph
     env_name: str
     store: ApprovalStore
     confine: Confine
+    replaces: bool = False
 
     def read(self, text: str) -> Skill:
         """Return the skill in a file's text; an error says why the gate or the graph refuses it."""
@@ -56,6 +58,9 @@ class Checks:
         with_flags(PPOConfig(), **skill.training).check()
         if said := excess(skill, 1, capacity=self.graph.capacity):
             raise SkillError(said)
+        if self.replaces:
+            self.graph.replacing(skill)
+            return skill
         self.graph.plus([skill])
         for other in self.graph.skills.values():
             if (other.gain, other.requirements) == (skill.gain, skill.requirements):
@@ -98,10 +103,22 @@ class Writer:
             "examples": self._data["examples"],
         }
 
-        def rewards(answer: Answered) -> tuple[Accepted | None, list[str]]:
-            return self._rewards(answer, contract, skill)
+        return self._rewarded(data, partial(skill_text, contract), skill)
 
-        return self._until_accepted("rewards", data, rewards)
+    def improve(self, skill: Skill) -> Accepted:
+        """Return files of a skill with other rewards; raises as `write`."""
+        self._transcript.note(self._begun)
+        self.reached = "no reward yet"
+        data = {"contract": text_of(skill, "").rstrip(), **self._data}
+        return self._rewarded(data, partial(text_of, skill), skill)
+
+    def _rewarded(self, data: Any, text: Callable[[str], str], skill: Skill) -> Accepted:
+        """Ask for rewards of a skill; `text` makes its file of each."""
+
+        def check(answer: Answered) -> tuple[Accepted | None, list[str]]:
+            return self._rewards(answer, text, skill)
+
+        return self._until_accepted("rewards", data, check)
 
     def _until_accepted(
         self, purpose: Any, data: Any, check: Callable[[Answered], tuple[Accept | None, list[str]]]
@@ -140,9 +157,9 @@ class Writer:
         return (None, [tried]) if isinstance(tried, str) else ((contract, skill), [])
 
     def _rewards(
-        self, answer: Answered, contract: Contract, fixed: Skill
+        self, answer: Answered, file_of: Callable[[str], str], fixed: Skill
     ) -> tuple[Accepted | None, list[str]]:
-        """Return the first candidate of an answer that passes, and the refusals of the others."""
+        """Return the candidates of an answer that pass, and the refusals of the others."""
         try:
             rewards = read_answer(answer, Rewards).rewards[: self._begun.candidates]
         except SkillError as error:
@@ -150,7 +167,7 @@ class Writer:
         read: list[Skill | str] = []
         files = []
         for each in rewards:
-            text = self._clean(skill_text(contract, each.task_reward))
+            text = self._clean(file_of(each.task_reward))
             self._candidates += 1
             files.append(f"candidate_{self._candidates}.py")
             storage.make_dir(self._transcript.folder)
@@ -161,12 +178,17 @@ class Writer:
         outcomes = [next(tried) if isinstance(skill, Skill) else skill for skill in read]
         named = list(zip(files, outcomes, strict=True))
         refusals = [f"{file}: {why}" for file, why in named if isinstance(why, str)]
+        passed = {}
         for file, approval in named:
             if isinstance(approval, CodeApproval):
                 self._checks.store.keep(approval)
-                digest = _digest(self._transcript.folder / file)
-                return Accepted(skill=fixed.name, file=file, digest=digest), refusals
-        return None, refusals or [_NONE]
+                passed[file] = _digest(self._transcript.folder / file)
+        if not passed:
+            return None, refusals or [_NONE]
+        first, *others = passed
+        rest = {file: passed[file] for file in others}
+        accepted = Accepted(skill=fixed.name, file=first, digest=passed[first], others=rest)
+        return accepted, refusals
 
     def _line(self, text: str) -> str:
         """Return a refusal as one line that can be shown."""
@@ -178,17 +200,20 @@ class Writer:
             skill = self._checks.read(text)
         except (SkillError, GraphError, ConfigError) as error:
             return str(error)
-        if replace(skill, reward=fixed.reward) != fixed:
+        told = replace(skill, reward=fixed.reward, description=fixed.description)
+        if told != fixed:
             return "the reward changes the contract; write task_reward and its helpers alone"
         return skill
 
 
-def accepted_file(transcript: Transcript, accepted: Accepted) -> Path:
-    """Return the accepted file; FileRefusedError if it was changed since."""
-    path = transcript.folder / accepted.file
-    if _digest(path) != accepted.digest:
-        raise FileRefusedError(f"{path} was edited since it was accepted; ask anew")
-    return path
+def accepted_files(transcript: Transcript, accepted: Accepted) -> list[Path]:
+    """Return the accepted candidates; FileRefusedError if one was changed since."""
+    digests = {accepted.file: accepted.digest, **accepted.others}
+    paths = {transcript.folder / file: digest for file, digest in digests.items()}
+    for path, digest in paths.items():
+        if _digest(path) != digest:
+            raise FileRefusedError(f"{path} was edited since it was accepted; ask anew")
+    return list(paths)
 
 
 def _digest(path: Path) -> str:

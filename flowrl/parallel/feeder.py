@@ -41,14 +41,18 @@ class Feeder:
     def begin(self) -> None:
         """Report what ended before this start, hold what is not requested, add the first skills.
 
-        It may be called again after a full disk.
+        It may be called again after a full disk. A completed skill that a request trains on or anew
+        is left to that.
         """
+        trains = (Verb.TRAIN_MORE, Verb.RETRAIN)
+        pending = self._scheduler.inbox.pending()
+        asked = {request.skill for request in pending if request.verb in trains}
         for entry in list(self._scheduler.state.entries.values()):
             requested = entry.skill in self._flow.requested
             match entry.status:
                 case Completed() as done:
                     self._flow.on_skill_complete(entry.skill)
-                    if requested:
+                    if requested and entry.skill not in asked:
                         self._train_more(entry, done)
                 case Held(why=why) if requested and why == NOT_ASKED_FOR:
                     self._scheduler.ask(entry.skill, Verb.RETRY)

@@ -74,6 +74,12 @@ class Inbox:
             self._taken = []
             return []
 
+    def pending(self) -> Sequence[ControlRequest]:
+        """Return what `take` would, and leave it to be taken."""
+        before, requests = self._taken, self.take()
+        self._taken = before
+        return requests
+
     def done(self, requests: Collection[ControlRequest]) -> None:
         """Remove the files of requests, now that the state with the responses is saved."""
         ids = {request.id for request in requests}

@@ -303,9 +303,8 @@ class SkillSources:
 
     def _fixed(self) -> set[str]:
         """The skills with a merged expert or a live run."""
-        merged = ExpertStore(self._graph_paths).manifest().experts.values()
         live = {run.skill for _, run in readable_runs(self._graph_paths)}
-        return {version.skill for version in merged} | live
+        return trained_skills(self._graph_paths) | live
 
 
 def _present(kept: Skill, now: Skill | None, born: Mapping[str, str]) -> Skill:
@@ -352,6 +351,28 @@ def keep_new_skills(
     for skill in skills:
         ApprovalStore(graph_paths.approvals).keep(approvals[skill.name])
         sources.record(skill)
+
+
+def keep_other_text(graph_paths: GraphPaths, config: BottomUpConfig, skill: Skill) -> None:
+    """Check another text of a graph's skill, try its code and keep it; raises as `keep_new_skills`.
+
+    It may need other skills than before, if these have experts.
+    """
+    sources, trust = SkillSources(graph_paths), config.graph.trust_skills
+    trained = trained_skills(graph_paths)
+    graph = open_graph(config, sources).replacing(skill, trained=trained)
+    skill_configs(config, graph.skills)
+    confine = confinement(config.launch.sandbox).in_folder
+    game = config.ppo.env_name
+    approvals = approve_skills(graph_paths, [skill], game, trust=trust, confine=confine)
+    ApprovalStore(graph_paths.approvals).keep(approvals[skill.name])
+    sources.keep_anew(skill)
+
+
+def trained_skills(graph_paths: GraphPaths) -> set[str]:
+    """The skills that have a merged expert."""
+    merged = ExpertStore(graph_paths).manifest().experts.values()
+    return {version.skill for version in merged}
 
 
 def read_skill_file(path: Path) -> Skill:

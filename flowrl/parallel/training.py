@@ -34,6 +34,7 @@ from flowrl.parallel.skill_sources import (
     open_graph,
     record_graph,
     skill_configs,
+    trained_skills,
 )
 from flowrl.parallel.start import (
     check_machine,
@@ -243,7 +244,7 @@ def _add_kept(config: BottomUpConfig, backend: TrainingBackend, feeder: Feeder, 
     elif kept := SkillSources(GraphPaths(config.graph.graph_path)).recorded().get(name):
         corrected = known[name].with_contract_of(kept)
         if corrected != known[name]:
-            _use(config, backend, feeder, backend.graph.correcting(corrected))
+            _use(config, backend, feeder, backend.graph.replacing(corrected, trained=known))
     feeder.add(backend.graph, name)
 
 
@@ -253,7 +254,8 @@ def _take_changed(
     """Use the text of a skill that `flowrl retrain` has kept; raises as `_add_kept`."""
     without = backend.graph.skills.keys() - {name}
     (changed,) = (s for s in _kept_skills(config, name, without=without) if s.name == name)
-    _use(config, backend, feeder, backend.graph.replacing(changed))
+    trained = trained_skills(GraphPaths(config.graph.graph_path))
+    _use(config, backend, feeder, backend.graph.replacing(changed, trained=trained))
 
 
 def _use(

@@ -9,7 +9,7 @@ learned earliest, among them one whose gain grows, among them the first.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
@@ -82,27 +82,22 @@ class SkillGraph:
                 raise GraphError(f"the graph has {skill.name!r} already; give it another name")
         return self._with(new, "rename what the new skill gains")
 
-    def replacing(self, skill: Skill) -> SkillGraph:
-        """Return a graph with another text of one skill, in which all have the same needs.
+    def replacing(self, skill: Skill, *, trained: Collection[str] = ()) -> SkillGraph:
+        """Return a graph with another text of one skill, in which all others have the same needs.
 
-        Raises GraphError as `plus`, or if a skill would need others than here.
+        It may itself need other skills that are `trained`. Raises GraphError as `plus`, or if a
+        skill would need others than here.
         """
-        return self._with([skill], "give the changed skill another name")
+        return self._with([skill], "give the changed skill another name", trained)
 
-    def correcting(self, skill: Skill) -> SkillGraph:
-        """Return a graph with another contract of one skill, which alone may have other needs.
-
-        Raises GraphError as `plus`.
-        """
-        return self._with([skill], "change its contract by hand", but=skill.name)
-
-    def _with(self, new: Sequence[Skill], remedy: str, *, but: str = "") -> SkillGraph:
+    def _with(self, new: Sequence[Skill], remedy: str, trained: Collection[str] = ()) -> SkillGraph:
         skills = {**self.skills, **{skill.name: skill for skill in new}}
         other = SkillGraph(skills.values(), capacity=self.capacity)
         other.check()
         for skill in new:
             other.plan(skill.name)
-        for name in self.skills.keys() - {but}:
+        changed = {skill.name for skill in new if {*other.all_needs(skill.name)} <= {*trained}}
+        for name in (name for name in self.skills if name not in changed):
             if (now := set(other.needs(name))) != set(self.needs(name)):
                 was, will = (", ".join(sorted(x)) or "nothing" for x in (self.needs(name), now))
                 raise GraphError(f"{name} would need {will} instead of {was}; {remedy}")

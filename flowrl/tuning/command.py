@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import sys
-import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-from flowrl import notices
 from flowrl.arguments import GraphCommand
 from flowrl.config import BottomUpConfig
-from flowrl.console import progress_bar
 from flowrl.errors import EXIT_RESUMABLE, ConfigError
 from flowrl.launchers import sandbox
-from flowrl.parallel.health import daemon_of
-from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.skill_sources import SkillSources, check_graph_record, open_graph
 from flowrl.parallel.start import check_machine, device_slots, open_scheduler, refuse_shared_folder
 from flowrl.paths import GraphPaths, SweepPaths, existing_graph, refuse_other_folder, slug
@@ -33,6 +25,7 @@ from flowrl.tuning.outcome import (
     read_outcome,
     success_in_fresh_worlds,
 )
+from flowrl.tuning.running import progress_line, publish, run_trials, show
 from flowrl.tuning.start import (
     SweepConfig,
     begun,
@@ -40,18 +33,13 @@ from flowrl.tuning.start import (
     refuse_other_flags,
     training_config,
 )
-from flowrl.tuning.sweep import Sweeper, TrialBackend, create_sweep
+from flowrl.tuning.sweep import create_sweep
 from flowrl.tuning.trials import (
-    BegunTrial,
     Sweep,
-    confirming,
-    has_ended,
     next_trial,
     open_sweep,
     prolong,
-    rank,
     read_trials,
-    searched,
 )
 
 
@@ -63,6 +51,9 @@ def run_sweep(config: SweepConfig) -> int:
     known = open_sweep(sweep_paths) if sweep_paths.sweep_json.exists() else None
     if not known:
         existing_graph(graph_paths.root)
+    if known and known.record.candidates:
+        what = f"{sweep_paths.root} compares texts of {known.record.skill}"
+        raise ConfigError(f"{what}; the command that began it goes on with it")
     if known:
         refuse_other_flags(config.given, config.varied, known)
     elif config.skill is None:
@@ -94,40 +85,12 @@ def run_sweep(config: SweepConfig) -> int:
             sweep = prolong(known, config.search, config.origins)
         else:
             create_sweep(sweep, graph_paths, graph)
-        _run_trials(sweep, graph, scheduler, config, training=training, confinement=confinement)
+        how: dict[str, Any] = {"training": training, "confinement": confinement}
+        run_trials(sweep, {"": graph}, scheduler, timeout=config.timeout, **how)
         if scheduler.stopped_on_request:
             return EXIT_RESUMABLE
         kept = graph if config.keep_winner else None
         return _conclude(sweep, graph_paths, training, keep_in=kept)
-
-
-def _run_trials(
-    sweep: Sweep,
-    graph: SkillGraph,
-    scheduler: SkillScheduler,
-    config: SweepConfig,
-    *,
-    training: BottomUpConfig,
-    confinement: sandbox.Confinement,
-) -> None:
-    """Run trials until none is left to begin."""
-    if said := sweep.beside_budget:
-        sys.stdout.write(f"{said}\n")
-    deadline = time.monotonic() + (config.timeout or math.inf) * 3600.0
-    trials: dict[str, Any] = {"graph": graph, "config": training, "confinement": confinement}
-    unbounded = sweep.search.budget and not sweep.search.trials
-    most = None if unbounded else sweep.most_trials
-    with progress_bar(f"trials of {sweep.record.skill}", most) as show:
-        report = partial(_publish, sweep, show)
-        sweeper = Sweeper(sweep, graph, scheduler, deadline=deadline, report=report)
-        scheduler.set_callbacks(
-            backend=TrialBackend(sweep, devices=scheduler.devices, **trials),
-            on_skill_complete=sweeper.tick,
-            on_skill_failed=sweeper.tick,
-            on_tick=sweeper.tick,
-        )
-        scheduler.when_there_is_room(sweeper.begin)
-        scheduler.run()
 
 
 def _conclude(
@@ -141,7 +104,7 @@ def _conclude(
     """
     tried, _ = read_trials(sweep)
     if any(each.outcome is None for each in tried) or next_trial(sweep, tried, number=0):
-        sys.stdout.write(f"{_progress_line(sweep, tried)}; the same command goes on\n")
+        sys.stdout.write(f"{progress_line(sweep, tried)}; the same command goes on\n")
         return EXIT_RESUMABLE
     outcome, said = read_outcome(sweep), []
     if outcome is None and sweep.search.confirm:
@@ -149,7 +112,7 @@ def _conclude(
         outcome = decide(sweep, tried, success)
         said.append(apply_winner(graph_paths, sweep, outcome))
         records.write(sweep.sweep_paths.outcome_json, outcome)
-    _publish(sweep)
+    publish(sweep)
     if outcome and keep_in:
         said.append(keep_winner(graph_paths, sweep, outcome, config=training, skills=keep_in))
     sys.stdout.write("\n".join([show(sweep), *said, ""]))
@@ -230,52 +193,3 @@ class SweepForgetCommand(OneSweepCommand):
 def _paths(graph_paths: GraphPaths, name: str | None, skill: str | None) -> SweepPaths:
     """The folder of a sweep by its name, or by that of its skill."""
     return SweepPaths(graph_paths.sweeps / (name or slug(skill or "")))
-
-
-def show(sweep: Sweep) -> str:
-    """Return how far a sweep is, with a line for each trial, the best first."""
-    tried, left_out = read_trials(sweep)
-    lines = [_progress_line(sweep, tried)]
-    if not has_ended(sweep, tried) and daemon_of(sweep.sweep_paths.daemon_lock) is None:
-        root = sweep.sweep_paths.root
-        again = GraphPaths(root.parents[1]).command("sweep", "--name", root.name)
-        lines.append(f"  no sweeper lives; {again} goes on")
-    scored = sorted((each for each in tried if each.score is not None), key=rank)
-    others = [each for each in tried if each.score is None]
-    for each in sorted((*scored, *others), key=lambda each: each.trial.confirms):
-        kind, said = "confirms" if each.trial.confirms else "searches", "running"
-        if each.outcome:
-            cut = f", cut at {each.outcome.cut_at:,}" if each.outcome.cut_at else ""
-            said = each.outcome.why or f"{each.score:.3f} in {each.outcome.frames:,} frames{cut}"
-        lines.append(f"  t{each.trial.number} {kind} ({each.trial.described}): {said}")
-    return "\n".join([*lines, *(f"  left out: {why}" for why in left_out)])
-
-
-def _publish(sweep: Sweep, show: Callable[[int, str], None] = lambda done, text: None) -> None:
-    """Let `flowrl status` of the graph say how far the sweep is, and `show` the same."""
-    tried = read_trials(sweep)[0]
-    show(_ended(searched(tried)), said := _progress_line(sweep, tried))
-    notices.publish(sweep.sweep_paths, notices.SWEEP, said)
-
-
-def _progress_line(sweep: Sweep, tried: Sequence[BegunTrial]) -> str:
-    """Return how far a sweep is, in a line."""
-    begun, again, outcome = searched(tried), confirming(tried), read_outcome(sweep)
-    best = min((each for each in begun if each.score is not None), key=rank, default=None)
-    stage = "ended" if has_ended(sweep, tried) else "confirming" if again else "searching"
-    most = sweep.most_trials if stage == "searching" else len(begun)
-    unbounded = stage == "searching" and sweep.search.budget and not sweep.search.trials
-    parts = [
-        f"{stage}, {_ended(begun)}{'' if unbounded else f' of {most}'} trials have ended",
-        f"{_ended(again)} of {len(again)} confirming ones" if again else "",
-        f"{sweep.budget_left(begun):.0%} of the budget is left" if stage == "searching" else "",
-        f"best {best.score:.3f} by trial {best.trial.number} ({best.trial.described})"
-        if best
-        else "",
-        outcome.described if outcome and sweep.search.confirm else "",
-    ]
-    return f"{sweep.record.skill}: {', '.join(filter(None, parts))}"
-
-
-def _ended(tried: Sequence[BegunTrial]) -> int:
-    return sum(each.outcome is not None for each in tried)

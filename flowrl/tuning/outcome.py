@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from flowrl import storage
 from flowrl.config import BottomUpConfig, Sandbox, flags
@@ -39,8 +39,9 @@ from flowrl.tuning.sweep import expert_number
 from flowrl.tuning.trials import BegunTrial, Sweep, Trial, confirming, open_sweep
 
 _COMPARING_SECONDS = 0.5
-_EPISODES, _FRESH_SEED = 256, 3_000_017  # of the worlds in which points are confirmed
-_COUNTS = tuple[Annotated[int, records.within(0, _EPISODES)], ...]
+EPISODES, FRESH_SEED = 256, 3_000_017  # of the worlds in which points are confirmed
+_Count = Annotated[int, records.within(0, EPISODES)]
+Told = TypeVar("Told", bound=tuple[Any, ...])
 _SURE = 0.95  # that no point without effect is taken, of all that are compared
 
 
@@ -132,19 +133,26 @@ def success_in_fresh_worlds(
     only once, since a later attempt has another seed. Raises ConfinedError or LaunchError.
     """
     ended = [each.trial.number for each in confirming(tried) if each.score is not None]
-    runs = {number: read_run(sweep.run(number)) for number in ended}
-    played = [number for number, run in runs.items() if run.attempt == 1]
-    if not played:
-        return {}
-    root = sweep.sweep_paths.root.absolute()
-    order = EvaluateTrials(sweep=root, numbers=tuple(played))
-    episodes = _EPISODES * len(played)
-    printed = confined_run(order, GraphPaths(root), runs[played[0]], how=how, episodes=episodes)
+    numbers = tuple(number for number in ended if read_run(sweep.run(number)).attempt == 1)
+    order = EvaluateTrials(sweep=sweep.sweep_paths.root.absolute(), numbers=numbers)
+    counts = played(sweep, order, tuple[_Count, ...], how=how)
+    return {number: count / EPISODES for number, count in zip(numbers, counts, strict=True)}
+
+
+def played(sweep: Sweep, order: EvaluateTrials, kind: type[Told], *, how: Sandbox) -> Told:
+    """Return what a confined process prints that lets experts of trials play, read as `kind`."""
+    if not order.numbers:
+        return records.from_json(kind, [])
+    run, episodes = read_run(sweep.run(order.numbers[0])), EPISODES * len(order.numbers)
+    graph_paths = GraphPaths(sweep.sweep_paths.root.absolute())
+    printed = confined_run(order, graph_paths, run, how=how, episodes=episodes)
     try:
-        counts = records.from_json(_COUNTS, json.loads(printed.rpartition(b"\n")[2]))
-        return {n: count / _EPISODES for n, count in zip(played, counts, strict=True)}
+        told = records.from_json(kind, json.loads(printed.rpartition(b"\n")[2]))
     except ValueError as error:
         raise LaunchError(f"the evaluation of trials is malformed: {error}") from error
+    if len(told) != len(order.numbers):
+        raise LaunchError("the evaluation of trials is malformed: it has another number of them")
+    return told
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +168,7 @@ class EvaluateTrials:
 
         sweep = open_sweep(SweepPaths(self.sweep))
         places = [sweep.run(number) for number in self.numbers]
-        reports = evaluate_runs(places, episodes=_EPISODES, seed=_FRESH_SEED)
+        reports = evaluate_runs(places, episodes=EPISODES, seed=FRESH_SEED)
         sys.stdout.write("\n" + json.dumps([report.steps[-1].successes for report in reports]))
         return 0
 
@@ -230,16 +238,34 @@ def keep_winner(
     """
     if outcome.best_expert is None:
         return "no point is confirmed, so no expert is kept"
-    source, skill = sweep.run(outcome.best_expert), sweep.record.skill
+    skill, number = sweep.record.skill, sweep.record.expert
+    if keep_expert(graph_paths, sweep, outcome.best_expert, config=config, skills=skills):
+        return f"expert {number} of {skill} is that of trial {outcome.best_expert}"
+    return (
+        f"no expert is kept: the graph has numbered its experts since the sweep began, "
+        f"and {number} is not {skill}'s; flowrl train trains it as was confirmed"
+    )
+
+
+def keep_expert(
+    graph_paths: GraphPaths,
+    sweep: Sweep,
+    trial: int,
+    *,
+    config: BottomUpConfig,
+    skills: SkillGraph,
+) -> bool:
+    """Merge a trial's expert into the graph as `keep_winner` does.
+
+    Returns False, and keeps nothing, if its number is another skill's now.
+    """
+    source, skill = sweep.run(trial), sweep.record.skill
     run, lock = read_run(source), DaemonLock(graph_paths.daemon_lock, shared=None)
     lock.acquire()
     try:
         if run.run_id not in ExpertStore(graph_paths).manifest().merged:
             if expert_number(graph_paths, skill) != run.expert:
-                return (
-                    f"no expert is kept: the graph has numbered its experts since the sweep began, "
-                    f"and {run.expert} is not {skill}'s; flowrl train trains it as was confirmed"
-                )
+                return False
             run_paths = _copied(source, graph_paths.run(run.expert, skill))
             record_graph(graph_paths, sweep.base)
             SkillSources(graph_paths).record(skills.skills[skill])
@@ -247,7 +273,7 @@ def keep_winner(
         add_known(graph_paths, skills)
     finally:
         lock.release()
-    return f"expert {run.expert} of {skill} is that of trial {outcome.best_expert}"
+    return True
 
 
 def _merge(

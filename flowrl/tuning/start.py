@@ -33,7 +33,7 @@ _ATTEMPTS = AttemptConfig(max_retries=1, scheduler_poll_interval=2.0)
 _SEARCH = SearchConfig()
 _FIXED = {"skill", *configs.flags(PPOConfig()), *configs.flags(_SEARCH)} - set(LIMITS)
 _BEFORE_FIELD = re.compile(r",(?=\w+=)")
-_ALWAYS = {"min_success_rate": 0.0, "slot_minutes": 0.0}  # of trials: all are scored, none waits
+OF_TRIALS = {"min_success_rate": 0.0, "slot_minutes": 0.0}  # of trials: all are scored, none waits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +114,7 @@ def training_config(
         and value != configs.flags(type(part)())[name]
     }
     shared = {name: own[name] for name in own.keys() & configs.flags(BottomUpConfig()).keys()}
-    values = {**shared, **kept, **_ALWAYS, "max_parallel_skills": config.max_concurrent}
+    values = {**shared, **kept, **OF_TRIALS, "max_parallel_skills": config.max_concurrent}
     training = configs.with_flags(BottomUpConfig(), **values)
     origins = {**dict.fromkeys(kept, "config file"), **config.origins}
     ppo = known.base if known else training.ppo

@@ -59,7 +59,7 @@ logger = logging.getLogger(__name__)
 _RUNGS = (9, 3)  # trials are compared after these parts of their frames
 
 
-def create_sweep(sweep: Sweep, graph_paths: GraphPaths, plan: SkillGraph) -> None:
+def create_sweep(sweep: Sweep, graph_paths: GraphPaths, *plans: SkillGraph) -> None:
     """Write a new sweep: copies of the experts that its skill needs, and then what it is.
 
     A sweep that was half written is written again. The caller holds the sweep's folder. Raises
@@ -70,7 +70,7 @@ def create_sweep(sweep: Sweep, graph_paths: GraphPaths, plan: SkillGraph) -> Non
         raise BusyError(f"{sweep_paths.root} was begun meanwhile; the same command goes on with it")
     storage.make_dir(sweep_paths.root)
     store, pinned = ExpertStore(graph_paths), ExpertStore(sweep_paths)
-    needs = plan.all_needs(sweep.record.skill)
+    needs = {need for plan in plans for need in plan.all_needs(sweep.record.skill)}
     present = store.manifest()
     experts = {n: each for n, each in present.experts.items() if each.skill in needs}
     for version in experts.values():
@@ -182,20 +182,21 @@ class Sweeper:
     """Begins trials as others end, and records what they came to.
 
     `look` is called at each tick and each end. Nothing is begun after the `deadline`, by
-    `time.monotonic`. `report` is called when a trial has ended.
+    `time.monotonic`. `report` is called when a trial has ended. `graphs` has the graph of each
+    candidate by its label, or that of all trials as "".
     """
 
     def __init__(
         self,
         sweep: Sweep,
-        graph: SkillGraph,
+        graphs: Mapping[str, SkillGraph],
         scheduler: SkillScheduler,
         *,
         deadline: float,
         report: Callable[[], object],
     ) -> None:
         self.sweep = sweep
-        self._graph = graph
+        self._graphs = graphs
         self._scheduler = scheduler
         self._deadline = deadline
         self._report = report
@@ -297,7 +298,7 @@ class Sweeper:
         trial = next_trial(self.sweep, tried, number)
         if trial is None:
             return False
-        prepare_trial(self.sweep, self._graph, trial)
+        prepare_trial(self.sweep, self._graphs[trial.candidate], trial)
         storage.fault_point("sweep.proposed")
         self._add(trial.number)
         return True

@@ -37,11 +37,20 @@ _AGAIN = 2  # most trials of a point and a seed that must not be missing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CompetingText:
+    """A text of the skill that competes with others, and the settings that it is trained with."""
+
+    label: str
+    config: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SweepRecord:
     """sweep.json: what a sweep is; written once.
 
     `flags` are those of the command that began it, `config` is how the skill is trained by default,
-    `starts` are the points that are tried first.
+    `starts` are the points that are tried first. With `candidates` nothing but these is tried, all
+    with one seed.
     """
 
     sweep: Word
@@ -52,6 +61,7 @@ class SweepRecord:
     config: Mapping[str, Any]
     origins: Mapping[str, str]
     starts: tuple[Mapping[str, Any], ...]
+    candidates: tuple[CompetingText, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,12 +79,13 @@ class Trial:
     repeats: Natural | None = None
     ended: tuple[Natural, ...] = ()
     pending: tuple[Natural, ...] = ()
+    candidate: str = ""  # its label
 
     @property
     def described(self) -> str:
-        """The point, for people."""
+        """The candidate or the point, for people."""
         values = ", ".join(f"{name} {value}" for name, value in self.point.items())
-        return values or "default"
+        return self.candidate or values or "default"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +143,9 @@ class Sweep:
     @functools.cached_property
     def space(self) -> Space:
         """The dimensions that are searched."""
-        space = space_from_data(self.record.space, str(self.sweep_paths.sweep_json))
+        space = Space(())
+        if not self.record.candidates:
+            space = space_from_data(self.record.space, str(self.sweep_paths.sweep_json))
         return dataclasses.replace(space, base=self.base)
 
     @functools.cached_property
@@ -179,6 +192,9 @@ class Sweep:
     def config_of(self, trial: Trial) -> PPOConfig:
         """Return a trial's settings; every update is logged, so that equal trials score alike."""
         config = admissible(trial.point, self.base)
+        for each in self.record.candidates:
+            if each.label == trial.candidate:
+                config = configs.from_json(PPOConfig, each.config)
         return dataclasses.replace(config, seed=trial.seed, log_seconds=0.0)
 
     def cost(self, outcome: TrialOutcome) -> float:
@@ -357,6 +373,8 @@ def has_ended(sweep: Sweep, tried: Sequence[BegunTrial]) -> bool:
 
 def _is_searching(sweep: Sweep, begun: Sequence[BegunTrial]) -> bool:
     """Return whether trials of the search are left to begin; asks no model for a point."""
+    if sweep.record.candidates:
+        return _due_candidate(sweep, begun) is not None
     failed = sum(each.outcome is not None and each.score is None for each in begun)
     if sweep.budget_left(begun) <= 0 or failed >= sweep.search.max_failures:
         return False
@@ -364,11 +382,22 @@ def _is_searching(sweep: Sweep, begun: Sequence[BegunTrial]) -> bool:
     return sweep.search.method != "grid" or any(p not in points for p in grid_points(sweep.space))
 
 
+def _due_candidate(sweep: Sweep, begun: Sequence[BegunTrial]) -> CompetingText | None:
+    """The first candidate that has no trial, or only one that failed."""
+    for each in sweep.record.candidates:
+        if _is_due([one for one in begun if one.trial.candidate == each.label]):
+            return each
+    return None
+
+
 def propose(sweep: Sweep, begun: Sequence[BegunTrial], number: int) -> Trial:
     """Return the trial that follows from those before it, and from its number.
 
     Raises ConfigError if there is no further point that a run admits.
     """
+    if candidate := _due_candidate(sweep, begun):
+        seed, known = sweep.base.seed, sweep.record.sweep
+        return Trial(sweep=known, number=number, point={}, seed=seed, candidate=candidate.label)
     ended = [each for each in begun if each.outcome]
     pending = [each for each in begun if not each.outcome]
     for point in sweep.record.starts:

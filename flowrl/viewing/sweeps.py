@@ -23,6 +23,9 @@ _LEAST = 4  # trials from which importance is told
 
 def sweep_picture(sweep: Sweep, tried: Sequence[BegunTrial]) -> Picture:
     """The trials of a sweep's search that have ended; ConfigError if none has a score yet."""
+    if sweep.record.candidates:
+        place = sweep.sweep_paths.training_runs
+        raise ConfigError(f"{sweep.sweep_paths.root} has no dimensions; plot the runs in {place}")
     ended = [(each, each.outcome) for each in searched(tried) if each.outcome]
     scored = [each for each, _ in ended if each.score is not None]
     if not scored:

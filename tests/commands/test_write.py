@@ -345,6 +345,24 @@ def test_one_process_writes_in_a_folder(endpoint, folder, flowrl):
     endpoint.released.set()
 
 
+def test_the_model_chooses_a_skill_once_for_the_skills_that_are_there(
+    endpoint, graph_paths, flowrl
+):
+    approve(graph_paths.root)
+    told = ["write", graph_paths.root, "--next", "--base_url", endpoint.url, "--model", "m"]
+    told += ["--target", "many logs"]
+    assert "Fell Trees: added to" in flowrl(*told).out
+    [asked] = [r["messages"][-1]["content"] for r in endpoint.asked[:1]]
+    assert "choose the skill to learn next" in asked
+    assert ", on the way to: many logs (beside " in asked
+    scripted(endpoint, [contract("Fell More", gain=amounts({"beams": "n"})), rewards()])
+    assert "Fell More: added to" in flowrl(*told).out
+    assert "Fell Trees" in endpoint.asked[2]["messages"][-1]["content"]
+    assert "leave one of them out" in flowrl(*told, "--wish", WISH, code=2).err
+    assert "by --next" in flowrl("write", graph_paths.root, code=2).err
+    assert "--target" in flowrl("write", graph_paths.root, WISH, "--target", "x", code=2).err
+
+
 def test_a_graph_that_is_none_or_takes_no_file_is_one_line(endpoint, graph_paths, tmp_path, flowrl):
     told = flowrl(*words(endpoint, graph_paths.root), code=EXIT_USAGE).err
     assert "is a graph; name it without -o" in told

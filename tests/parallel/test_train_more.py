@@ -327,6 +327,15 @@ def test_a_retrained_skill_is_a_new_version_that_begins_from_nothing(place, chan
     assert ExpertStore(place.graph_paths).manifest().experts == before.experts
 
 
+def test_a_retraining_is_not_lost_to_a_start_with_a_larger_budget(place, tmp_path):
+    (tmp_path / "wood.py").write_text(CHANGED)
+    place.order({WOOD: {"success_rate": 0.4}})
+    assert retrain(place, tmp_path) == 0
+    assert train(place, "--total_timesteps=20000000") == 0
+    assert lineage(place.graph_paths) == [(100, 0.4)], "begun from nothing, not trained on"
+    assert place.launches() == [WOOD, WOOD]
+
+
 def test_a_retraining_in_vain_keeps_the_former_expert(place, changed, capsys):
     before = ExpertStore(place.graph_paths).manifest()
     place.order({WOOD: {"fails": 9, "code": 7}})

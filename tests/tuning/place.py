@@ -24,7 +24,7 @@ from flowrl.parallel.events import RunRequest
 from flowrl.parallel.training_setup import PreparedRun
 from flowrl.paths import GraphPaths, RunPaths, SweepPaths
 from flowrl.runs import read_result
-from flowrl.tuning import command, outcome
+from flowrl.tuning import command, outcome, running
 from flowrl.tuning.outcome import EvaluateTrials
 from flowrl.tuning.sweep import TrialBackend
 from tests.waiting import limit
@@ -92,7 +92,9 @@ def evaluate(order: EvaluateTrials, *_: Any, **__: Any) -> bytes:
     """Succeed as often as in training, after a line that a library has printed."""
     printed = io.StringIO("hello 1\n")
     printed.seek(0, io.SEEK_END)
-    stub = types.SimpleNamespace(evaluate_runs=evaluate_runs)
+    stub = types.SimpleNamespace(
+        evaluate_runs=evaluate_runs, evaluate_candidates=evaluate_candidates
+    )
     with patch.dict(sys.modules, {"flowrl.evaluation": stub}), contextlib.redirect_stdout(printed):
         assert order.work() == 0
     return printed.getvalue().encode()
@@ -105,9 +107,18 @@ def evaluate_runs(places: Sequence[RunPaths], *, episodes: int, seed: int) -> li
     return [types.SimpleNamespace(steps=[step]) for step in steps]
 
 
+def evaluate_candidates(
+    places: Sequence[RunPaths], *, episodes: int, seed: int
+) -> list[tuple[int, list[tuple[str, float, float, float]]]]:
+    """Their successes, and two terms."""
+    terms = [("a", 0.5, 0.25, 1.0), ("b", 0.0, 0.0, 0.0)]
+    reports = evaluate_runs(places, episodes=episodes, seed=seed)
+    return [(report.steps[0].successes, terms) for report in reports]
+
+
 def replace_trainers(replace: Callable[[Any, str, Any], object]) -> None:
     """Let the sweeps of this process have stand-ins."""
-    replace(command, "TrialBackend", StandInBackend)
+    replace(running, "TrialBackend", StandInBackend)
     replace(command.sandbox, "confinement", lambda *_, **__: Confinement())
     replace(outcome, "confined_run", evaluate)
 

@@ -10,7 +10,7 @@ import math
 import signal
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from flowrl import runs, storage
@@ -31,6 +31,7 @@ class Orders:
     diverge_above: float = math.inf  # learning rates that are not finite
     fails_once: bool = False  # half way
     success: float = 0.9  # at the best learning rate
+    words: dict[str, float] = field(default_factory=dict)  # the success of texts with such a word
 
 
 def train(module: Path) -> int:
@@ -48,6 +49,8 @@ def train(module: Path) -> int:
         return EXIT_DIVERGED
     storage.remove_file(run_paths.metrics)
     most = orders.success * math.exp(-abs(math.log10(lr / BEST_LR)))
+    text = module.read_text()
+    most = next((rate for word, rate in orders.words.items() if word in text), most)
     for update in range(1, UPDATES + 1):
         time.sleep(orders.update_seconds)
         success = most * update / UPDATES

@@ -21,8 +21,8 @@ from flowrl.parallel.health import DaemonLock
 from flowrl.paths import GraphPaths, RunPaths, SweepPaths
 from flowrl.runs import read_run
 from flowrl.storage import records
-from flowrl.tuning.command import show
 from flowrl.tuning.outcome import EvaluateTrials
+from flowrl.tuning.running import show
 from flowrl.tuning.start import SweepConfig, training_config
 from flowrl.tuning.sweep import create_sweep
 from flowrl.tuning.trials import OUTCOME, TRIAL, Sweep
@@ -106,7 +106,7 @@ def test_a_terminal_is_told_how_many_trials_have_ended_and_the_best(sweep, monke
         shown.append((text, total))
         yield lambda done, text: shown.append((done, text))
 
-    monkeypatch.setattr("flowrl.tuning.command.progress_bar", bar)
+    monkeypatch.setattr("flowrl.tuning.running.progress_bar", bar)
     code, printed, said = sweep(*QUICK, "--trials=2")
     assert code == 0, said
     assert shown[0] == ("trials of Collect Wood", 2)

@@ -1,0 +1,316 @@
+"""A contest between texts of one skill: they are trained side by side and play in the same worlds.
+
+It is a sweep whose trials are candidates. All have the same seed, frames and launcher, and differ
+in their text. So it goes on after a kill as a sweep does.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import secrets
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
+
+from flowrl import config as configs
+from flowrl.config import BottomUpConfig
+from flowrl.console import RUNS_GO_ON
+from flowrl.errors import EXIT_RESUMABLE, ConfigError, FlowrlError
+from flowrl.experts.merge import wilson
+from flowrl.launchers import sandbox
+from flowrl.parallel.skill_sources import SkillConfig, skill_configs, trained_skills
+from flowrl.parallel.start import check_machine, device_slots, open_scheduler, refuse_shared_folder
+from flowrl.paths import GraphPaths, SweepPaths, slug
+from flowrl.runs import read_result
+from flowrl.skills.graph import SkillGraph
+from flowrl.skills.validation.dry_run import approve_skills, keep_approvals
+from flowrl.storage import records
+from flowrl.storage.records import Natural, Positive, Share, within
+from flowrl.tuning.outcome import EPISODES, FRESH_SEED, EvaluateTrials, keep_expert, played
+from flowrl.tuning.running import publish, run_trials
+from flowrl.tuning.search import SearchConfig
+from flowrl.tuning.start import OF_TRIALS
+from flowrl.tuning.sweep import create_sweep, expert_number
+from flowrl.tuning.trials import CompetingText, Sweep, SweepRecord, open_sweep, read_trials
+
+_SHOWN = 60  # characters of a term
+_MOST_TOLD = 16
+
+
+class ContestStoppedError(FlowrlError):
+    """A contest is stopped before its end; the same command goes on with it."""
+
+    exit_code = EXIT_RESUMABLE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Term:
+    """A term of a reward's sum over the timesteps of its skill's step, in fresh worlds."""
+
+    source: str
+    mean: float
+    spread: float  # standard deviation
+    share: Share  # of timesteps in which it is not 0
+
+    @property
+    def line(self) -> str:
+        """The term in a table, for people."""
+        figures = f"{self.mean:.3g} ± {self.spread:.3g}, not 0 in {self.share:.1%}"
+        return f"    {self.source[:_SHOWN]}: {figures}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """The result of a candidate; one that failed twice has no `trial`, and `why`.
+
+    `frames` are those of its run, which ends early at the goal.
+    """
+
+    label: str
+    trial: Natural | None = None
+    successes: Natural = 0
+    episodes: Positive = EPISODES
+    frames: Natural = 0
+    why: str = ""
+    terms: tuple[Term, ...] = ()
+
+    @property
+    def rate(self) -> float:
+        """The share of its episodes in fresh worlds that succeeded."""
+        return self.successes / self.episodes
+
+    @property
+    def low(self) -> float:
+        """The lower bound of that share, by Wilson's interval."""
+        return wilson(self.successes, self.episodes)[0]
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The row of a table, as JSON values."""
+        low, high = wilson(self.successes, self.episodes) if self.trial is not None else (0.0, 0.0)
+        told = {"success_rate": self.rate, "low": low, "high": high, "frames": self.frames}
+        terms = [asdict(term) for term in self.terms]
+        return {"candidate": self.label, **told, "why": self.why, "terms": terms}
+
+    @property
+    def line(self) -> str:
+        """The row of a table, for people."""
+        if self.trial is None:
+            return f"  {self.label}: {self.why}"
+        low, high = wilson(self.successes, self.episodes)
+        said = f"{self.rate:.1%} [{low:.1%}, {high:.1%}] success after {self.frames:,} frames"
+        return f"  {self.label}: {said}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContestOutcome:
+    """contest.json: the candidates, the best first, by lower bound, then by fewer frames."""
+
+    standings: tuple[Standing, ...]
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The rows of a table, for people."""
+        return tuple(line for each in self.standings for line in (each.line, *_lines(each)))
+
+    def of(self, label: str) -> Standing:
+        """The result of one candidate."""
+        return next(each for each in self.standings if each.label == label)
+
+
+def earlier_standings(graph_paths: GraphPaths, skill: str) -> list[Standing]:
+    """The results of a skill's contests that have ended, the newest contest's first, at most 16."""
+    files = graph_paths.sweeps.glob(f"{_folder(skill)}_????????/contest.json")
+    newest = sorted(files, key=lambda file: file.stat().st_mtime_ns, reverse=True)
+    found = [each for file in newest for each in records.read(file, ContestOutcome).standings]
+    return found[:_MOST_TOLD]
+
+
+def _folder(skill: str) -> str:
+    return f"texts_{slug(skill)}"
+
+
+def _lines(standing: Standing) -> Iterator[str]:
+    """The terms of a candidate, if its reward is a sum."""
+    return (term.line for term in standing.terms if len(standing.terms) > 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Played:
+    """The successes of a candidate's expert, and the terms of its reward."""
+
+    successes: Annotated[int, within(0, EPISODES)] = 0
+    terms: tuple[Term, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluateCandidates(EvaluateTrials):
+    """The order to let candidates' experts play; the last line has a JSON list of `_Played`."""
+
+    def work(self) -> int:
+        """Play in this process."""
+        from flowrl.evaluation import evaluate_candidates
+
+        sweep = open_sweep(SweepPaths(self.sweep))
+        places = [sweep.run(number) for number in self.numbers]
+        names = ("source", "mean", "spread", "share")
+        found = [
+            {"successes": won, "terms": [dict(zip(names, each, strict=True)) for each in terms]}
+            for won, terms in evaluate_candidates(places, episodes=EPISODES, seed=FRESH_SEED)
+        ]
+        sys.stdout.write("\n" + json.dumps(found))
+        return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contest:
+    """Candidates of one skill: by its label, the graph that has each of them.
+
+    `config` is how the graph was trained last, `frames` bounds each run, `most` the runs side by
+    side.
+    """
+
+    graph_paths: GraphPaths
+    config: BottomUpConfig
+    skill: str
+    graphs: Mapping[str, SkillGraph]
+    frames: int
+    most: int
+
+    @functools.cached_property
+    def paths(self) -> SweepPaths:
+        """The folder, whose name is of all that the result depends on."""
+        texts = [[label, graph.skills[self.skill].to_json()] for label, graph in self._all]
+        told = [texts, [configs.to_json(each.ppo) for each in self._settings.values()]]
+        digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:8]
+        return SweepPaths(self.graph_paths.sweeps / f"{_folder(self.skill)}_{digest}")
+
+    @functools.cached_property
+    def training(self) -> BottomUpConfig:
+        """The settings of all trials."""
+        limits = {"max_parallel_skills": self.most, "auto_scaling": False}
+        limits |= {"max_retries": 1, "scheduler_poll_interval": 2.0}
+        return configs.with_flags(self.config, **OF_TRIALS, **limits)
+
+    def missing(self) -> str:
+        """Return the first skill without an expert that a candidate needs, "" if all have one."""
+        merged = trained_skills(self.graph_paths)
+        needs = (need for _, graph in self._all for need in graph.all_needs(self.skill))
+        return next((need for need in needs if need not in merged), "")
+
+    def keep_expert(self, best: Standing) -> bool:
+        """Merge the winner's expert into the graph; raises and returns as `outcome.keep_expert`."""
+        assert best.trial is not None
+        graph, sweep = self.graphs[best.label], open_sweep(self.paths)
+        kept: dict[str, Any] = {"config": self.training, "skills": graph}
+        return keep_expert(self.graph_paths, sweep, best.trial, **kept)
+
+    def reached(self, best: Standing) -> bool:
+        """Return whether the run of a candidate has ended at its goal."""
+        assert best.trial is not None
+        result = read_result(open_sweep(self.paths).run(best.trial))
+        return result.success_rate >= self._settings[best.label].ppo.success_state_rate
+
+    def run(self) -> ContestOutcome:
+        """Train and measure the candidates; what is done already is not done again.
+
+        Raises ContestStoppedError if a user stops it, else what a sweep raises: BusyError,
+        ConfigError, SkillError, LaunchError.
+        """
+        if (place := self.paths.contest_json).exists():
+            return records.read(place, ContestOutcome)
+        if need := self.missing():
+            train = self.graph_paths.command("train", "--target_skill", need)
+            raise ConfigError(f"{self.skill} needs {need}, which has no expert yet; {train}")
+        training, root = self.training, self.graph_paths.root
+        confinement = sandbox.confinement(training.launch.sandbox, root)
+        approvals = [
+            approve_skills(
+                self.graph_paths,
+                [graph.skills[name] for name in (*graph.all_needs(self.skill), self.skill)],
+                training.ppo.env_name,
+                trust=training.graph.trust_skills,
+                confine=confinement.in_folder,
+            )
+            for _, graph in self._all
+        ]
+        check_machine(root, training.ppo, training.launch)
+        refuse_shared_folder(root, trust=training.graph.trust_folder)
+        each, wanted = training.schedule.devices_per_run, training.ppo.num_devices
+        devices = device_slots(training.launch, each=each, wanted=wanted)
+        scheduler = open_scheduler(self.paths, training.schedule, training.launch, devices=devices)
+        with scheduler:
+            for granted in approvals:
+                keep_approvals(self.paths, granted)
+            known = self.paths.sweep_json.exists()
+            sweep = open_sweep(self.paths) if known else Sweep(self.paths, self._record())
+            if not known:
+                create_sweep(sweep, self.graph_paths, *self.graphs.values())
+            how: dict[str, Any] = {"training": training, "confinement": confinement}
+            try:
+                run_trials(sweep, self.graphs, scheduler, **how)
+            except KeyboardInterrupt:
+                sys.stderr.write(f"\nflowrl: {RUNS_GO_ON}\nTo go on: the same command\n")
+                raise
+            return self._measured(sweep)
+
+    @property
+    def _all(self) -> list[tuple[str, SkillGraph]]:
+        return list(self.graphs.items())
+
+    @functools.cached_property
+    def _settings(self) -> Mapping[str, SkillConfig]:
+        """The settings of each candidate; ConfigError if they make no sense together."""
+        settings = {n: skill_configs(self.training, g.skills)[self.skill] for n, g in self._all}
+        frames = {"total_timesteps": self.frames}
+        return {
+            name: SkillConfig(
+                ppo=configs.with_flags(each.ppo, **frames), origins=each.origins, launch=each.launch
+            )
+            for name, each in settings.items()
+        }
+
+    def _record(self) -> SweepRecord:
+        first, *_ = self._settings.values()
+        candidates = tuple(
+            CompetingText(label=name, config=configs.to_json(each.ppo))
+            for name, each in self._settings.items()
+        )
+        search = SearchConfig(method="grid", trials=len(candidates), confirm=0)
+        return SweepRecord(
+            sweep=secrets.token_hex(8),
+            skill=self.skill,
+            expert=expert_number(self.graph_paths, self.skill),
+            flags=configs.to_json(search),
+            space={},
+            config=configs.to_json(first.ppo),
+            origins=first.origins,
+            starts=(),
+            candidates=candidates,
+        )
+
+    def _measured(self, sweep: Sweep) -> ContestOutcome:
+        """Let all experts play in the same worlds, and write down how they rank."""
+        tried, _ = read_trials(sweep)
+        last = {each.trial.candidate: each for each in tried}
+        if last.keys() != self.graphs.keys() or any(each.outcome is None for each in tried):
+            raise ContestStoppedError("stopped; the same command goes on")
+        good = {name: one.trial.number for name, one in last.items() if one.score is not None}
+        order = EvaluateCandidates(sweep=self.paths.root.absolute(), numbers=(*good.values(),))
+        found = played(sweep, order, tuple[_Played, ...], how=self.training.launch.sandbox)
+        results = dict(zip(good, found, strict=True))
+        standings = []
+        for name in self.graphs:
+            ended, result = last[name].outcome, results.get(name, _Played())
+            assert ended
+            facts: dict[str, Any] = {"frames": ended.frames, "why": ended.why}
+            facts |= {"successes": result.successes, "terms": result.terms}
+            standings.append(Standing(label=name, trial=good.get(name), **facts))
+        standings.sort(key=lambda each: (each.trial is None, -each.low, each.frames))
+        outcome = ContestOutcome(standings=tuple(standings))
+        records.write(self.paths.contest_json, outcome)
+        publish(sweep)
+        return outcome

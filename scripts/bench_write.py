@@ -1,0 +1,176 @@
+"""How good the choice among rewards is, and how much repair helps: `python scripts/bench_write.py`.
+
+- repair: the answers of `tests/llm/test_repair.py`, which are good, or have one mistake that models
+  make and are followed by a correct one. Ours is the share that is accepted with repairs, the
+  baseline without.
+- choice: a skill of the tests' tiny game (eight berries within 30 timesteps) with four rewards:
+  good, poor (it pays from the third berry on), silent, misleading (it pays for standing at the
+  oven). Each draw has an order and a seed of its own. All four are trained and measured as `flowrl
+  write` does. Frames are those of a candidate's training until 80 % of its episodes succeed, or all
+  that it had. The ratio is those of the first candidate over those of the chosen one, the median
+  over draws.
+
+Real trainers are started: a draw takes a minute or more. `--small` makes ten draws, else there are
+thirty.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarking import Row, arguments, report
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from flowrl.config import BottomUpConfig, with_flags
+from flowrl.console import start_logging
+from flowrl.games.base import known_games
+from flowrl.measures.objectives import read_curve
+from flowrl.parallel.skill_sources import record_graph
+from flowrl.paths import GraphPaths
+from flowrl.skills.graph import SkillGraph
+from flowrl.skills.skill import load_library, parse_skill
+from flowrl.tuning.contest import Contest
+from tests.games.test_a_game_of_ones_own import installed
+from tests.llm.making import Written, contract, rewards
+from tests.llm.test_repair import CONTRACTS, GOOD, REWARDS
+
+GOAL, FRAMES = 0.8, 60_000
+SKILL = '''"""Pick berries until the basket is full."""
+
+name = "Fill Basket"
+gain = {"basket": 1}
+max_steps = 30
+
+
+def task_is_done(inventory):
+    return inventory.berry >= 8
+
+
+'''
+REWARDS_OF_BASKET = {
+    "good": """def task_reward(inventory_diff, cell_diff):
+    return inventory_diff.berry + 0.1 * cell_diff
+""",
+    "poor": """def task_reward(inventory, inventory_diff):
+    return (inventory.berry >= 3) * (inventory_diff.berry > 0) * 1.0
+""",
+    "silent": """def task_reward():
+    return 0.0
+""",
+    "misleading": """def task_reward(cell):
+    return 0.1 * (cell == Cell.OVEN.value)
+""",
+}
+FLAGS = {
+    "env_name": "Tiny-v1",
+    "launcher": "local",
+    "use_wandb": False,
+    "num_envs": 32,
+    "num_steps": 32,
+    "max_task_steps": 30,
+    "layer_size": 16,
+    "lr": 2e-3,
+    "success_state_rate": 0.95,
+}
+
+
+def repair() -> Row:
+    """The share of answers that are accepted with repairs, and without."""
+    told = list(GOOD.values())
+    told += [(bad, contract(), rewards()) for bad in CONTRACTS.values()]
+    told += [(contract(), bad, rewards()) for bad in REWARDS.values()]
+    with tempfile.TemporaryDirectory() as folder:
+        write = Written(Path(folder))
+        at_once = sum(write(answers, n) is not None for n, answers in enumerate(told))
+        after = sum(
+            write(answers, 1000 + n, repairs=3) is not None for n, answers in enumerate(told)
+        )
+    return Row(
+        case=f"accepted of {len(told)}", ours=after, baseline=at_once, unit="answers",
+        ratio=after / at_once,
+    )  # fmt: skip
+
+
+def frames_to_goal(contest: Contest, trial: int) -> int:
+    """The frames until a candidate's episodes succeed often enough, or all that it had."""
+    curve = read_curve(contest.paths.trial(trial, 0).metrics)
+    return next((point.frames for point in curve if point.success >= GOAL), FRAMES)
+
+
+def draw(folder: Path, number: int) -> tuple[str, dict[str, int], list[str]]:
+    """The chosen reward, the frames of each, and their order."""
+    order = random.Random(number).sample([*REWARDS_OF_BASKET], len(REWARDS_OF_BASKET))
+    graph_paths = GraphPaths(folder / str(number))
+    graph_paths.checkpoints.mkdir(parents=True)
+    config = with_flags(BottomUpConfig(), **FLAGS, graph_path=graph_paths.root, seed=number)
+    record_graph(graph_paths, config.ppo)
+    graph = SkillGraph(load_library("Tiny-v1").values(), capacity=9)
+    texts = {name: SKILL + REWARDS_OF_BASKET[name] for name in order}
+    skills = {name: parse_skill(t, place=name, env_name="Tiny-v1") for name, t in texts.items()}
+    first = graph.plus([skills[order[0]]])
+    contest = Contest(
+        graph_paths=graph_paths,
+        config=config,
+        skill="Fill Basket",
+        graphs={name: first.replacing(skill) for name, skill in skills.items()},
+        frames=FRAMES,
+        most=2,
+    )
+    outcome = contest.run()
+    sys.stderr.write("\n".join([f"draw {number}:", *outcome.lines, ""]))
+    frames = {
+        each.label: frames_to_goal(contest, each.trial)
+        for each in outcome.standings
+        if each.trial is not None
+    }
+    return outcome.standings[0].label, frames, order
+
+
+def choice(draws: int) -> list[Row]:
+    """Frames to the goal of the first candidate over those of the chosen one."""
+    with tempfile.TemporaryDirectory() as folder:
+        ended = [draw(Path(folder), number) for number in range(draws)]
+    ours = [frames[chosen] for chosen, frames, _ in ended]
+    first = [frames[order[0]] for _, frames, order in ended]
+    ratios = [b / a for a, b in zip(ours, first, strict=True)]
+    kinds = ", ".join(
+        f"{name} {sum(chosen == name for chosen, *_ in ended)}" for name in REWARDS_OF_BASKET
+    )
+    medians = {
+        name: statistics.median(frames[name] for _, frames, _ in ended)
+        for name in REWARDS_OF_BASKET
+    }
+    rows = [
+        Row(case=f"frames to 80 % with the {name} reward", ours=median, unit="frames")
+        for name, median in medians.items()
+    ]
+    main = Row(
+        case=f"frames to 80 %, chosen and first of 4 ({kinds} chosen)",
+        ours=statistics.median(ours),
+        baseline=statistics.median(first),
+        unit="frames",
+        ratio=statistics.median(ratios),
+    )
+    return [main, *rows]
+
+
+def main() -> None:
+    """Print the table; with --json also as a file. A child does it that finds the tiny game."""
+    asked = arguments(__doc__).parse_args()
+    if "Tiny-v1" not in [game.name for game in known_games()]:
+        with tempfile.TemporaryDirectory() as folder:
+            env = {**os.environ, "PYTHONPATH": installed(Path(folder))}
+            sys.exit(subprocess.run([sys.executable, *sys.argv], env=env, check=False).returncode)
+    start_logging()
+    report("bench_write", [repair(), *choice(10 if asked.small else 30)], asked.json)
+
+
+if __name__ == "__main__":
+    main()
