@@ -239,8 +239,8 @@ class Contest:
         ]
         check_machine(root, training.ppo, training.launch)
         refuse_shared_folder(root, trust=training.graph.trust_folder)
-        each, wanted = training.schedule.devices_per_run, training.ppo.num_devices
-        devices = device_slots(training.launch, each=each, wanted=wanted)
+        each = training.schedule.devices_per_run
+        devices = device_slots(training.launch, training.ppo, each=each)
         scheduler = open_scheduler(self.paths, training.schedule, training.launch, devices=devices)
         with scheduler:
             for granted in approvals:
