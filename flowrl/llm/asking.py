@@ -22,6 +22,7 @@ from flowrl.config import BottomUpConfig, Sandbox
 from flowrl.errors import EXIT_BUDGET, ConfigError, FileRefusedError, FlowrlError
 from flowrl.games.base import find_game
 from flowrl.knowledge.asking import facts_of
+from flowrl.knowledge.facts import Facts
 from flowrl.knowledge.pages import recipe_rows
 from flowrl.launchers.sandbox import confinement
 from flowrl.llm.context import context_of
@@ -114,13 +115,14 @@ class AskingCommand(ReportCommand):
 
     def _begun_with(self, place: Destination, wish: str, **more: Any) -> Begun:
         """Return what the model is to be told of a wish, and `more` data."""
+        facts = _facts(place.env_name)
         context = context_of(
             wish,
             place.graph.skills,
             said=place.said,
             failed=given_up(place.paths.transcripts),
             most_tokens=self.llm_context_tokens,
-            recipes=_recipes(place.env_name),
+            recipes=recipe_rows(facts) if facts else (),
         )
         return Begun(
             wish=self._clean(wish),
@@ -154,6 +156,7 @@ class AskingCommand(ReportCommand):
             store=ApprovalStore(place.paths.approvals),
             confine=confinement(self.sandbox).in_folder,
             replaces=present is not None,
+            facts=_facts(place.env_name),
         )
 
         def ask(messages: Sequence[Message], purpose: str, schema: dict[str, Any]) -> Completion:
@@ -281,6 +284,6 @@ def graph_destination(graph_path: Path) -> Destination:
     return Destination(paths=graph_paths, graph=graph, said=said, env_name=env_name, config=config)
 
 
-def _recipes(env_name: str) -> list[dict[str, str]]:
-    """Return the recipes of a game, as `flowrl facts` says them; none if it cannot be probed."""
-    return recipe_rows(facts_of(env_name)) if find_game(env_name).probes else []
+def _facts(env_name: str) -> Facts | None:
+    """Return the facts of a game; None if it cannot be probed."""
+    return facts_of(env_name) if find_game(env_name).probes else None

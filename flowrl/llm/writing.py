@@ -1,8 +1,8 @@
 """Let a model propose a skill: first its contract, then rewards; code decides what is admitted.
 
-An answer goes through the checks, the cheapest first: its form, the gate's syntax check, the graph,
-the dry run in a confined process. Each refusal is one line that goes back to the model, for so many
-rounds; then the wish is given up with the last reasons.
+An answer goes through the checks, the cheapest first: its form, the gate's syntax check, the facts
+of the game, the graph, the dry run in a confined process. Each refusal is one line that goes back
+to the model, for so many rounds; then the wish is given up with the last reasons.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from flowrl import storage
 from flowrl.config import PPOConfig, with_flags
 from flowrl.errors import ConfigError, FileRefusedError, FlowrlError, GraphError, SkillError
 from flowrl.games.base import find_game
+from flowrl.knowledge.facts import Facts
+from flowrl.knowledge.remarks import remarks
 from flowrl.llm.answers import SCHEMAS, Contract, Rewards, read_answer, skill_text, text_of
 from flowrl.llm.context import data_message, system_message
 from flowrl.llm.exchange import Completion, Message, tokens_of
@@ -51,6 +53,7 @@ class Checks:
     store: ApprovalStore
     confine: Confine
     replaces: bool = False
+    facts: Facts | None = None
 
     def read(self, text: str) -> Skill:
         """Return the skill in a file's text; an error says why the gate or the graph refuses it."""
@@ -61,6 +64,8 @@ class Checks:
         if self.replaces:
             self.graph.replacing(skill)
             return skill
+        if self.facts and (said := remarks(skill, self.facts, find_game(self.env_name).items)):
+            raise SkillError(f"the game says otherwise: {'; '.join(said)}")
         self.graph.plus([skill])
         for other in self.graph.skills.values():
             if (other.gain, other.requirements) == (skill.gain, skill.requirements):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
-from tests.llm.making import STONE, WOOD, Written, amounts, contract, rewards
+from flowrl.knowledge.asking import facts_of
+from tests.llm.making import GAME, LIBRARY, STONE, WOOD, Written, amounts, contract, rewards
 
 CONTRACTS = {
     "prose": "Sure! Here is a skill that fells trees.",
@@ -108,6 +110,27 @@ def test_each_mistake_has_a_line_with_a_remedy_and_is_accepted_once_corrected(wr
             assert (write.root / str(1000 + number) / accepted.file).exists()
     assert at_once == len(GOOD)
     assert after / at_once >= 1.5
+
+
+def test_a_contract_that_the_games_rules_contradict_is_refused_with_the_rule(write):
+    """A table costs more than one piece of wood."""
+    table = LIBRARY["Place Table"]
+    facts = facts_of(GAME)
+    asked = {"wood": 1}
+    text = contract(
+        "Set Table",
+        like=table,
+        requirements=amounts(asked),
+        consumption=amounts(asked),
+        gain=amounts({"near_table": 1}),
+        ephemeral=["near_table"],
+    )
+    knowing = Written(write.root / "knowing")
+    knowing.checks = replace(knowing.checks, facts=facts)
+    assert knowing([text], 6000) is None
+    [refusal] = knowing.refusals(6000)[0]
+    assert refusal.startswith("the game says otherwise: "), refusal
+    assert "wood" in refusal
 
 
 def test_mistakes_that_go_on_are_given_up_after_so_many_rounds(write):
