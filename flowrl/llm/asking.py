@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,6 +24,7 @@ from flowrl.games.base import find_game
 from flowrl.knowledge.asking import facts_of
 from flowrl.knowledge.facts import Facts
 from flowrl.knowledge.pages import recipe_rows
+from flowrl.knowledge.remarks import remarks
 from flowrl.launchers.sandbox import confinement
 from flowrl.llm.context import context_of
 from flowrl.llm.exchange import (
@@ -156,7 +157,7 @@ class AskingCommand(ReportCommand):
             store=ApprovalStore(place.paths.approvals),
             confine=confinement(self.sandbox).in_folder,
             replaces=present is not None,
-            facts=_facts(place.env_name),
+            contradictions=contradictions(place.env_name),
         )
 
         def ask(messages: Sequence[Message], purpose: str, schema: dict[str, Any]) -> Completion:
@@ -282,6 +283,12 @@ def graph_destination(graph_path: Path) -> Destination:
     graph = open_graph(config, SkillSources(graph_paths))
     env_name = config.ppo.env_name
     return Destination(paths=graph_paths, graph=graph, said=said, env_name=env_name, config=config)
+
+
+def contradictions(env_name: str) -> Callable[[Skill], Sequence[str]]:
+    """Return the comparison of a skill with the facts of its game; it is empty without probes."""
+    facts, items = _facts(env_name), find_game(env_name).items
+    return lambda skill: remarks(skill, facts, items) if facts else []
 
 
 def _facts(env_name: str) -> Facts | None:

@@ -19,8 +19,6 @@ from flowrl import storage
 from flowrl.config import PPOConfig, with_flags
 from flowrl.errors import ConfigError, FileRefusedError, FlowrlError, GraphError, SkillError
 from flowrl.games.base import find_game
-from flowrl.knowledge.facts import Facts
-from flowrl.knowledge.remarks import remarks
 from flowrl.llm.answers import SCHEMAS, Contract, Rewards, read_answer, skill_text, text_of
 from flowrl.llm.context import data_message, system_message
 from flowrl.llm.exchange import Completion, Message, tokens_of
@@ -53,7 +51,8 @@ class Checks:
     store: ApprovalStore
     confine: Confine
     replaces: bool = False
-    facts: Facts | None = None
+    contradictions: Callable[[Skill], Sequence[str]] = lambda _: ()
+    """What the game's own rules say otherwise than a contract."""
 
     def read(self, text: str) -> Skill:
         """Return the skill in a file's text; an error says why the gate or the graph refuses it."""
@@ -64,7 +63,7 @@ class Checks:
         if self.replaces:
             self.graph.replacing(skill)
             return skill
-        if self.facts and (said := remarks(skill, self.facts, find_game(self.env_name).items)):
+        if said := self.contradictions(skill):
             raise SkillError(f"the game says otherwise: {'; '.join(said)}")
         self.graph.plus([skill])
         for other in self.graph.skills.values():

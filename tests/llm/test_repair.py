@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from flowrl.knowledge.asking import facts_of
+from flowrl.llm.asking import contradictions
 from tests.llm.making import GAME, LIBRARY, STONE, WOOD, Written, amounts, contract, rewards
 
 CONTRACTS = {
@@ -115,7 +115,6 @@ def test_each_mistake_has_a_line_with_a_remedy_and_is_accepted_once_corrected(wr
 def test_a_contract_that_the_games_rules_contradict_is_refused_with_the_rule(write):
     """A table costs more than one piece of wood."""
     table = LIBRARY["Place Table"]
-    facts = facts_of(GAME)
     asked = {"wood": 1}
     text = contract(
         "Set Table",
@@ -126,7 +125,7 @@ def test_a_contract_that_the_games_rules_contradict_is_refused_with_the_rule(wri
         ephemeral=["near_table"],
     )
     knowing = Written(write.root / "knowing")
-    knowing.checks = replace(knowing.checks, facts=facts)
+    knowing.checks = replace(knowing.checks, contradictions=contradictions(GAME))
     assert knowing([text], 6000) is None
     [refusal] = knowing.refusals(6000)[0]
     assert refusal.startswith("the game says otherwise: "), refusal
