@@ -15,12 +15,13 @@ import tyro
 from flowrl import storage
 from flowrl.console import print_report
 from flowrl.errors import ConfigError
-from flowrl.games.adapters.gymnax import SIZES, sizes_of
+from flowrl.games.adapters.gymnax import CONTINUOUS, SIZES, sizes_of
 from flowrl.games.base import game_names
 from flowrl.output import check_output
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,63}")
 _ENVIRONMENT = "CartPole-v1"
+_OF_GYMNAX = re.compile(r".+-(bsuite|MinAtar|misc)")
 _FILES = {
     "pyproject.toml": """[build-system]
 requires = ["hatchling>=1.25"]
@@ -105,7 +106,8 @@ class NewGameCommand:
         """Write the package; prints the commands that follow."""
         module = _module_of(self.name)
         folder = self.output or Path(module)
-        environment = self.environment or (self.name if self.name in SIZES else _ENVIRONMENT)
+        known = self.name in SIZES.keys() | CONTINUOUS or _OF_GYMNAX.fullmatch(self.name)
+        environment = self.environment or (self.name if known else _ENVIRONMENT)
         sizes_of(environment)
         check_output(folder)
         if os.path.lexists(folder):
@@ -119,7 +121,9 @@ class NewGameCommand:
                 storage.write_atomic(path, text.format_map(words))
         train = f"flowrl train exp/{module} --env_name {self.name} --no_use_wandb"
         steps = (f"pip install -e {folder}", f"flowrl check --game {self.name}", train)
-        lines = [f"{folder}: a game with one skill; next", *(f"  {step}" for step in steps)]
+        what = f"gymnax's {environment}, with a skill to hold on for 100 timesteps"
+        lines = [f"{folder}: {what}; change it to your game's", "next"]
+        lines += [f"  {step}" for step in steps]
         print_report({}, lines, as_json=False)
         return 0
 

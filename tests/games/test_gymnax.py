@@ -136,6 +136,7 @@ def test_a_new_game_is_checked_trained_and_taken_out(gymnax, tmp_path):
         words("new", "game", "Balance-v1"), cwd=tmp_path, text=True, capture_output=True, check=True
     )
     assert "flowrl train exp/balance_v1 --env_name Balance-v1" in written.stdout
+    assert "balance_v1: gymnax's CartPole-v1, with a skill" in written.stdout
     env = {**os.environ, "PYTHONPATH": installed(tmp_path, package)}
 
     def run(*given: object) -> str:
@@ -217,7 +218,10 @@ def test_a_game_that_is_seen_as_a_grid_trains_and_is_taken_out(gymnax, tmp_path)
         (["Swing-v1", "--environment=Pendlum"], "the sizes of Pendlum are not known"),
         (["a b"], "the game's name 'a b' is not a letter, then letters, digits"),
         (["../x"], "the game's name '../x' is not a letter"),
-        (["Swing-v1", "--environment=Pendlum"], "or name one of gymnax"),
+        (["Swing-v1", "--environment=Pendlum"], "or name one of CartPole-v1, Acrobot-v1, "),
+        (["Pendulum-v1"], "Pendulum-v1 has continuous actions"),
+        (["Cach-bsuite"], "the sizes of Cach-bsuite are not known; closest are 'Catch-bsuite'"),
+        (["Pong-misc"], "the sizes of Pong-misc are not known"),
         (["json"], "json makes a module json, a name that is taken"),
         (["Class"], "Class makes a module class, a name that is taken"),
         (["Craftax-Symbolic-v1"], "there is a game Craftax-Symbolic-v1 already"),

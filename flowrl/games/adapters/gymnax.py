@@ -100,7 +100,8 @@ def sizes_of(environment: str | Callable[[], Any]) -> tuple[ObservationSize, int
     if word not in SIZES:
         what = f"the sizes of {word} are not known{closest(word, SIZES)}"
         raise ConfigError(
-            f"{what}; give observation_size and num_actions to game(), or name one of gymnax"
+            f"{what}; give observation_size and num_actions to game(), or name one of "
+            f"{', '.join(SIZES)}"
         )
     return SIZES[word]
 
