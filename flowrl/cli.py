@@ -115,9 +115,8 @@ _INSTEAD = {
     **dict.fromkeys(("run", "start"), "; flowrl train starts a graph and goes on with it"),
     **dict.fromkeys(("kill", "delete", "rm"), "; flowrl cancel ends a skill, flowrl stop a graph"),
 }
-_HEAD = """flowrl trains a graph of skills in parallel and merges them into one agent.
+_HEAD = """Train a graph of skills into one agent. flowrl COMMAND --help says more.
   flowrl train exp/demo --target_skill "Make Wood Pickaxe" --total_timesteps 5M
-Leave GRAPH out where FLOWRL_GRAPH is set. flowrl COMMAND --help says more.
 """
 
 

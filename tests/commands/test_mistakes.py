@@ -64,7 +64,7 @@ def wrong_lines(draw: Callable) -> tuple[list[str], str]:
         known = draw(st.sampled_from([each.name for each in named] or ["json"]))
         at = draw(st.integers(0, len(known) - 1))
         flag = draw(st.sampled_from([known[:at] + known[at + 1 :], f"{known}{draw(WORDS)}"]))
-        if flag.removeprefix("no_") in arguments.arguments(cli.class_of(command)):
+        if not flag or flag.removeprefix("no_") in arguments.arguments(cli.class_of(command)):
             flag = "thisisnoflag"
         return [*words, f"--{flag}"], f"--{flag}"
     flag = draw(st.sampled_from(named))
