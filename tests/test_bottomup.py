@@ -124,3 +124,19 @@ def test_a_graph_begun_without_sight_is_not_trained_on_with_it(tmp_path, capsys)
     assert bottomup.main([f"--graph_path={tmp_path / 'graph'}"]) == 2
     said = capsys.readouterr().err
     assert "was begun with --no_sight, not --sight (graph.json); give that, or another" in said
+
+
+@pytest.mark.usefixtures("unchanged_sigterm")
+@pytest.mark.parametrize("number", [errno.ENOTCONN, errno.EIO, errno.ESTALE])
+def test_a_disk_that_is_cut_off_at_the_start_is_no_wrong_flag(
+    tmp_path, monkeypatch, capsys, number
+):
+    """The same command works once the disk is back, so another folder is no remedy."""
+
+    def fail(folder: Path) -> None:
+        raise OSError(number, os.strerror(number), str(folder))
+
+    monkeypatch.setattr(storage, "try_writing", fail)
+    words = [f"--graph_path={tmp_path / 'graph'}", "--launcher=local", "--no_use_wandb"]
+    assert bottomup_parallel.main(words) == EXIT_IO
+    assert "choose another" not in capsys.readouterr().err

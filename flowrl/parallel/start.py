@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import os
 import stat
@@ -31,7 +32,7 @@ CUDA_PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
 def check_machine(graph_path: Path, ppo: PPOConfig, launch: LaunchConfig) -> None:
     """Raise ConfigError, with the remedy, if runs will lack a folder, a package or tmux.
 
-    OSError means that the disk is full.
+    OSError means that the disk is full, or does not answer.
     """
     open_launcher(launch)
     if ppo.use_wandb and importlib.util.find_spec("wandb") is None:
@@ -47,6 +48,8 @@ def check_machine(graph_path: Path, ppo: PPOConfig, launch: LaunchConfig) -> Non
                 if folder.is_dir():
                     continue  # the scheduler waits for room
                 raise
+            if error.errno in (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN):
+                raise  # no other folder is better: the disk, or the way to it, is gone just now
             raise ConfigError(
                 f"--{flag} {folder} cannot be written ({format_error(error)}); choose another"
             ) from error
