@@ -131,7 +131,8 @@ _NOT_OWN = (
     "<string>",
 )
 _DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-_IO = frozenset({errno.EIO, errno.EROFS, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN})
+_UNANSWERED = frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN})
+_IO = _UNANSWERED | {errno.EROFS}
 _LIMITS = frozenset({errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 _RIGHTS = frozenset({errno.EACCES, errno.EPERM})
 # What malformed data of one skill can raise in the code that reads it, a user's callback included.
@@ -153,6 +154,11 @@ def classify_io_error(error: BaseException) -> str:
     if number in _DISK_FULL:
         return "disk"
     return "io" if number in _IO | _LIMITS | _RIGHTS else ""
+
+
+def is_unanswered(error: OSError) -> bool:
+    """Return whether the disk, or the way to it, is gone: no other folder on it is better."""
+    return error.errno in _UNANSWERED
 
 
 def is_transient(error: BaseException) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -291,6 +292,7 @@ def contradictions(env_name: str) -> Callable[[Skill], Sequence[str]]:
     return lambda skill: remarks(skill, facts, items) if facts else []
 
 
+@functools.cache
 def _facts(env_name: str) -> Facts | None:
     """Return the facts of a game; None if it cannot be probed."""
     return facts_of(env_name) if find_game(env_name).probes else None

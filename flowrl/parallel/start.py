@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import importlib.util
 import os
 import stat
@@ -12,7 +11,7 @@ from pathlib import Path
 from flowrl import config as configs
 from flowrl import storage
 from flowrl.config import ENGINES, LaunchConfig, PPOConfig, ScheduleConfig
-from flowrl.errors import ConfigError, classify_io_error, format_error
+from flowrl.errors import ConfigError, classify_io_error, format_error, is_unanswered
 from flowrl.games.base import check_extra, find_game
 from flowrl.launchers import sandbox
 from flowrl.launchers.claims import claim_of
@@ -48,8 +47,8 @@ def check_machine(graph_path: Path, ppo: PPOConfig, launch: LaunchConfig) -> Non
                 if folder.is_dir():
                     continue  # the scheduler waits for room
                 raise
-            if error.errno in (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN):
-                raise  # no other folder is better: the disk, or the way to it, is gone just now
+            if is_unanswered(error):
+                raise
             raise ConfigError(
                 f"--{flag} {folder} cannot be written ({format_error(error)}); choose another"
             ) from error
