@@ -1,6 +1,7 @@
 """Waiting for a condition, within limits that grow on a slow or busy machine.
 
-No test asserts how long something takes; a limit is there so that a test which waits in vain ends.
+No test asserts how long something takes, only that it does not wait in vain. `tests/counting.py`
+counts work.
 """
 
 from __future__ import annotations

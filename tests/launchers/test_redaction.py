@@ -94,7 +94,7 @@ def test_a_secret_is_found_in_each_of_its_forms(environ, text, clean):
 def test_urls_without_an_end_cost_little_time():
     began = time.monotonic()
     redacted("://a:" * 100_000 + " ://" + "a" * 100_000 + "@" * 100_000, ())
-    assert time.monotonic() - began < limit(5.0)
+    assert time.monotonic() - began < limit(30.0)
 
 
 @pytest.mark.parametrize(

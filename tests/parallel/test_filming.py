@@ -21,7 +21,7 @@ from flowrl.paths import GraphPaths, display_name
 from tests.hostile_names import HOSTILE
 from tests.parallel.scheduling import NOW
 from tests.parallel.test_notifying import done
-from tests.waiting import until
+from tests.waiting import limit, until
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def test_leaving_ends_the_film_under_way_and_begins_no_other(graph_paths, tmp_pa
     with Filmer("success", graph_paths) as filmer:
         for name in ("Collect Wood", "Place Table"):
             filmer.skill(archived(graph_paths, name))
-        assert time.monotonic() - started < 5, "it waits for no film"
+        assert time.monotonic() - started < limit(5), "it waits for no film"
         until(lambda: begun.exists() and begun.read_text().endswith("\n"))
     (pid,) = begun.read_text().split()
     until(lambda: not _runs(int(pid)))

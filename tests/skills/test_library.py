@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
-
 import jax.numpy as jnp
 import pytest
 
 from flowrl.games.base import find_game
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.skill import load_library
+from tests.counting import lines_run
 from tests.skills.deeds import (
     CLASSIC,
     CLEARED,
@@ -73,11 +72,14 @@ def test_every_plan_of_a_library_succeeds_by_its_own_rules(env_name, name):
     assert all(levels[item] >= amount.at(1) for item, amount in gain.items())
 
 
-def test_all_skills_of_full_craftax_are_planned_in_two_seconds():
-    began = time.process_time()
-    graph = SkillGraph(load_library(FULL).values(), capacity=find_game(FULL).capacity)
-    plans = {name: graph.plan(name) for name in graph.skills}
-    assert time.process_time() - began < 2
+def test_planning_all_skills_of_full_craftax_is_bounded_work():
+    plans = {}
+
+    def plan() -> None:
+        graph = SkillGraph(load_library(FULL).values(), capacity=find_game(FULL).capacity)
+        plans.update({name: graph.plan(name) for name in graph.skills})
+
+    assert lines_run(plan) < 10_000_000  # 4.7 million, which take 0.6 s
     assert max(plans, key=lambda name: len(plans[name])) == "Defeat Necromancer"
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import random
-import time
 from dataclasses import replace
+from functools import partial
 from xml.etree import ElementTree
 
 import pytest
@@ -29,6 +29,7 @@ from flowrl.viewing.plots import (
     needs_picture,
 )
 from tests.commands.making import DONE, save
+from tests.counting import growth
 from tests.parallel.making import WOOD, train
 from tests.viewing.making import STEPS, a_row, events_of, lines_of
 
@@ -62,12 +63,15 @@ def test_shares_are_those_of_the_newest_episodes(seed, updates):
         assert curves[-1].places[-1] == 4096 * updates
 
 
-def test_a_long_run_of_long_episodes_is_counted_in_seconds():
+def test_a_run_of_long_episodes_is_counted_in_linear_time():
     """Hours of a game in which few episodes end between two lines."""
-    lines = [{key: int(n > 40) for key, n in line.items()} for line in lines_of(1, updates=5000)]
-    before = time.monotonic()
-    step_curves(lines)
-    assert time.monotonic() - before < 10
+
+    def curves(updates: int) -> partial[object]:
+        lines = lines_of(1, updates=updates)
+        few = [{key: int(n > updates // 100) for key, n in line.items()} for line in lines]
+        return partial(step_curves, few)
+
+    assert growth(curves, 600) < 2.2
 
 
 def test_a_skill_trains_from_its_start_to_what_follows():
