@@ -176,10 +176,10 @@ def is_os_error(error: BaseException) -> TypeGuard[OSError]:
 
 
 def format_error(error: BaseException) -> str:
-    """Return an error in one line."""
+    """Return an error in one line; one of the system with the files that it is of."""
     if is_os_error(error):
-        path = f": {error.filename}" if error.filename else ""
-        return f"{error.strerror or error}{path}"
+        files = [os.fsdecode(file) for file in (error.filename, error.filename2) if file]
+        return ": ".join(filter(None, [error.strerror or str(error), " -> ".join(files)]))
     text = str(error) or type(error).__name__
     return text if isinstance(error, FlowrlError) else f"{type(error).__name__}: {text}"
 

@@ -397,7 +397,7 @@ def log_change(path: Path, change: StatusChange, now: datetime) -> None:
     try:
         storage.append_line(path, json.dumps(data, ensure_ascii=False))
     except OSError as error:
-        logger.warning("events.jsonl is not written: %s", error.strerror)
+        logger.warning("events.jsonl is not written: %s", format_error(error))
 
 
 def _kind(status: Status | None) -> str | None:

@@ -88,7 +88,8 @@ class DaemonLock:
         # Only to be read: what is open for writing would keep a disk from being made read-only.
         descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
-            _lock(descriptor)
+            with storage.naming(self._path):
+                _lock(descriptor)
             since = datetime.now(UTC).isoformat(timespec="seconds")
             holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": since}
             self._path.write_text(json.dumps(holder) + "\n", encoding="utf-8")

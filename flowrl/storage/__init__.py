@@ -67,6 +67,31 @@ def fault_point(name: str) -> None:
         raise OSError(number, words, name)
 
 
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Give an error of the system in the block this file's name, if it has none.
+
+    The kernel's errors of an open descriptor name no file.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            error.filename = str(path)
+        raise
+
+
+@contextmanager
+def _opened(path: Path, flags: int) -> Iterator[int]:
+    """Yield a descriptor; an error in the block names the file."""
+    descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
+    try:
+        with naming(path):
+            yield descriptor
+    finally:
+        os.close(descriptor)
+
+
 def open_plain(path: Path, *, remedy: str = _REMEDY) -> BufferedReader:
     """Open a plain file for reading; never waits for the writer of a pipe.
 
@@ -80,7 +105,9 @@ def open_plain(path: Path, *, remedy: str = _REMEDY) -> BufferedReader:
             raise
         link = "it is a link, and flowrl follows none" if path.is_symlink() else error.strerror
         raise FileRefusedError(f"{path} cannot be read: {link}; {remedy}") from error
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    with naming(path):
+        mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
         os.close(descriptor)
         raise FileRefusedError(f"{path} is no plain file; {remedy}")
     return os.fdopen(descriptor, "rb")
@@ -88,7 +115,7 @@ def open_plain(path: Path, *, remedy: str = _REMEDY) -> BufferedReader:
 
 def read_bytes(path: Path, *, limit_bytes: int = READ_LIMIT_BYTES, remedy: str = _REMEDY) -> bytes:
     """Read a plain file of at most `limit_bytes`; raises as `open_plain` does."""
-    with open_plain(path, remedy=remedy) as file:
+    with open_plain(path, remedy=remedy) as file, naming(path):
         content = file.read(limit_bytes + 1)
     if len(content) > limit_bytes:
         raise FileRefusedError(f"{path} has over {limit_bytes:,} bytes; {remedy}")
@@ -141,7 +168,7 @@ def tree_digest(root: Path) -> str:
     """Return the sha256 over the names and contents of all plain files below `root`, as hex."""
     total = hashlib.sha256()
     for path in plain_files(root):
-        with open_plain(path) as file:
+        with open_plain(path) as file, naming(path):
             content = hashlib.file_digest(file, "sha256").hexdigest()
         total.update(f"{path.relative_to(root).as_posix()}\0{content}\n".encode())
     return total.hexdigest()
@@ -169,14 +196,11 @@ def append_line(path: Path, line: str) -> None:
 
     A line that a full disk or a kill tore stays torn, and the next one begins below it.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
-    try:
+    with _opened(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW) as descriptor:
         size = os.fstat(descriptor).st_size
         torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
         text = "\n" * torn + line.rstrip("\n") + "\n"
         _write_all(descriptor, text.encode(), f"append.{path.name}")
-    finally:
-        os.close(descriptor)
 
 
 def make_dir(path: Path, *, durable: bool = True, parents: bool = True) -> Path:
@@ -213,11 +237,8 @@ def make_file(path: Path) -> None:
 
 def flush(path: Path) -> None:
     """Make one file, or the names in one folder, durable."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
+    with _opened(path, os.O_RDONLY | os.O_NONBLOCK) as descriptor:
         os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def copy_file(source: Path, target: Path) -> None:
@@ -242,11 +263,8 @@ def copy_tree(source: Path, target: Path, *, left_out: list[Path] | None = None)
         for file in files:
             inside = file.relative_to(source)
             make_dir((target / inside).parent, durable=False)
-            descriptor = os.open(target / inside, _PLAIN_NEW | os.O_EXCL, 0o600)
-            try:
+            with _opened(target / inside, _PLAIN_NEW | os.O_EXCL) as descriptor:
                 content = _copy_content(file, descriptor, f"copy.{file.name}")
-            finally:
-                os.close(descriptor)
             total.update(f"{inside.as_posix()}\0{content}\n".encode())
     except BaseException:
         remove_unread_tree(target)
@@ -319,14 +337,20 @@ def remove_tree(path: Path) -> None:
     if trash.is_symlink() or not trash.is_dir():
         trash.unlink(missing_ok=True)
     while os.path.lexists(trash):
-        with suppress(FileNotFoundError):  # another process removes it, too
+        with suppress(FileNotFoundError), naming(trash):  # another process removes it, too
             for child in list(trash.iterdir()):
                 if child.is_dir() and not child.is_symlink():
-                    shutil.rmtree(child)
+                    shutil.rmtree(child, onerror=_fail_by_path)
                 elif child.name != _BEING_REMOVED:
                     child.unlink()
-            shutil.rmtree(trash)
+            shutil.rmtree(trash, onerror=_fail_by_path)
     flush(trash.parent)
+
+
+def _fail_by_path(_: Any, path: str, raised: tuple[Any, OSError, Any]) -> NoReturn:
+    """Name the whole path in an error of `rmtree`, which names what is below an open folder."""
+    raised[1].filename = path
+    raise raised[1]
 
 
 def _renamed_or_marked(path: Path) -> Path | None:
@@ -355,13 +379,10 @@ def remove_unread_tree(path: Path) -> None:
 def remove_part_files(folder: Path) -> None:
     """Remove the `.part` files that dead writers left directly below `folder`."""
     for part in list(folder.glob(f".*{_PART_SUFFIX}")):
-        with suppress(OSError):  # published or removed meanwhile, or not a file of flowrl
-            descriptor = os.open(part, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails if its writer lives
-                part.unlink()
-            finally:
-                os.close(descriptor)
+        # One that is published or removed meanwhile, or is no file of flowrl, is left.
+        with suppress(OSError), _opened(part, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as it:
+            fcntl.flock(it, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails if its writer lives
+            part.unlink()
 
 
 def remove_leftovers(folder: Path) -> None:
@@ -381,8 +402,7 @@ def _replacing(path: Path, point: str, *, durable: bool = True) -> Iterator[int]
     If the block fails, the old file stays. `point` is the fault point before the rename.
     """
     # Opened first: after the rename, a lack of descriptors must not keep it from being durable.
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with _opened(path.parent, os.O_RDONLY | os.O_DIRECTORY) as folder, naming(path):
         part, descriptor = _new_part(path)
         try:
             yield descriptor
@@ -398,8 +418,6 @@ def _replacing(path: Path, point: str, *, durable: bool = True) -> Iterator[int]
             raise
         finally:
             os.close(descriptor)
-    finally:
-        os.close(folder)
 
 
 def _new_part(path: Path) -> tuple[Path, int]:
@@ -427,12 +445,18 @@ def _write_all(descriptor: int, payload: bytes | memoryview, point: str) -> None
 def _copy_content(source: Path, descriptor: int, point: str) -> str:
     """Copy one file's bytes; returns their sha256."""
     content = hashlib.sha256()
-    with open_plain(source) as reader:
-        while chunk := reader.read(_CHUNK_BYTES):
-            content.update(chunk)
-            _write_all(descriptor, chunk, point)
+    for chunk in _chunks(source):
+        content.update(chunk)
+        _write_all(descriptor, chunk, point)
     fault_point(point)
     return content.hexdigest()
+
+
+def _chunks(source: Path) -> Iterator[bytes]:
+    """Yield the content of a plain file; an error of reading names it."""
+    with open_plain(source) as reader, naming(source):
+        while chunk := reader.read(_CHUNK_BYTES):
+            yield chunk
 
 
 def _everything(root: Path) -> Iterable[Path]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import filelock
 
 from flowrl.errors import BusyError, FileRefusedError
-from flowrl.storage import make_dir
+from flowrl.storage import make_dir, naming
 
 
 @contextmanager
@@ -31,7 +31,8 @@ def held(path: Path, *, timeout_seconds: float) -> Iterator[Callable[[], None]]:
         path, mode=0o600, timeout=timeout_seconds, thread_local=False, fallback_to_soft=False
     )
     try:
-        lock.acquire()
+        with naming(path):
+            lock.acquire()
     except filelock.Timeout as error:
         raise BusyError(
             f"{path} was held by {_holder(path)} for {timeout_seconds:g} s; try again later"
@@ -47,7 +48,8 @@ def held(path: Path, *, timeout_seconds: float) -> Iterator[Callable[[], None]]:
         mine = path.lstat()
         yield check
     finally:
-        lock.release()
+        with naming(path):
+            lock.release()
 
 
 def _holder(path: Path) -> str:
@@ -71,7 +73,8 @@ def is_held(path: Path) -> bool:
     except FileNotFoundError:
         return False
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        with naming(path):
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     finally:
