@@ -1,22 +1,31 @@
-"""`flowrl why`: in which step of its plan a skill fails, and what of; a leaf over run folders."""
+"""`flowrl why`: in which step of its plan a skill fails, or why it has no run yet; a leaf."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from flowrl.arguments import ReportCommand, SkillArgument
 from flowrl.console import print_report
 from flowrl.errors import ConfigError, FileRefusedError
 from flowrl.measures.causes import Explanation, explanation_of
 from flowrl.measures.episodes import episodes_file, read_episodes
+from flowrl.parallel.status import Completed, percent
 from flowrl.paths import GraphPaths, existing_graph
-from flowrl.reports.status import find_row, read_rows
+from flowrl.reports.status import SkillRow, find_row, read_rows
 from flowrl.runs import TrainingRun, read_run
+from flowrl.viewing.curves import read_lines
+
+_ENDS = ("waiting", "failed", "held")  # what follows an attempt without a result
+_BEGUN = ("preparing", "running", "merging")
+_SHOWN = 5  # needs, attempts and lines of a log, so that all is one screen
 
 
 @dataclass(frozen=True, kw_only=True)
 class WhyCommand(ReportCommand):
-    """Say in which step of its plan a skill fails, and why.
+    """Say in which step of its plan a skill fails, and why; or why it is not trained yet.
 
     Examples:
       flowrl why exp/demo "Make Iron Pickaxe"
@@ -27,10 +36,18 @@ class WhyCommand(ReportCommand):
     """The skill's name, or its expert number."""
 
     def __call__(self) -> int:
-        """Explain the newest run of the skill that has ended; ConfigError if none has."""
+        """Explain the newest merged run of the skill, or say what is known without one.
+
+        ConfigError: the skill is completed by a run without counts.
+        """
         graph_paths = existing_graph(self.graph_path)
-        row = find_row(read_rows(graph_paths), self.skill, self.graph_path)
+        rows = read_rows(graph_paths)
+        row = find_row(rows, self.skill, self.graph_path)
         explanation = explanation_of(graph_paths, row.skill, row.expert)
+        if explanation is None and row.status != Completed.kind:
+            facts = _known(graph_paths, rows, row)
+            print_report(facts, _lines_of_known(row, facts), as_json=self.json)
+            return 0
         if explanation is None:
             problem = f"no run of {row.skill} in {graph_paths.root} has ended with its counts"
             raise ConfigError(f"{problem}; see flowrl status, or train it")
@@ -67,3 +84,52 @@ def _lines(found: Explanation) -> list[str]:
         kept = f"{need.after:.0%} still have it, {need.before:.0%} before"
         lines.append(f"{need.need} is lost in step {need.step}, {need.skill}: {kept}")
     return [*lines, f"remedy: {found.remedy}"]
+
+
+def _known(graph_paths: GraphPaths, rows: Sequence[SkillRow], row: SkillRow) -> dict[str, Any]:
+    """The status of a skill without a merged run, its needs, and its attempts so far."""
+    plan: Sequence[str] = ()
+    with suppress(FileRefusedError):  # it has no run
+        plan = [step.skill for step in read_run(graph_paths.run(row.expert or 0, row.skill)).plan]
+    begun = row.expert is not None
+    needs = [other for other in rows if other.skill in row.waits_for]
+    return {
+        **{name: getattr(row, name) for name in ("skill", "status", "attempt", "phase", "why")},
+        **{name: getattr(row, name) for name in ("waits", "frames", "total_frames")},
+        "success_rate": row.success_rate,
+        "steps": [
+            {"skill": skill, "success_rate": share}
+            for skill, share in zip(plan, row.step_success, strict=False)
+        ],
+        "waits_for": [
+            {name: getattr(need, name) for name in ("skill", "status", "success_rate", "why")}
+            for need in needs
+        ],
+        "attempts": [
+            {name: line.get(name) for name in ("at", "status", "why", "text")}
+            for line in read_lines(graph_paths.events)
+            if line.get("skill") == row.skill
+            and (line.get("before") in _BEGUN and line.get("status") in _ENDS)
+        ],
+        "log": row.log,
+        "see": f"its log: {graph_paths.command('logs', row.skill)}" if begun else "",
+    }
+
+
+def _lines_of_known(row: SkillRow, facts: dict[str, Any]) -> list[str]:
+    said = ", ".join(filter(None, [row.phase, row.waits, row.why]))
+    attempt = f", attempt {row.attempt}" if row.attempt else ""
+    lines = [f"{row.skill}: {row.status}{attempt}; no run of it is merged yet", said]
+    if row.success_rate is not None:
+        frames = f"after {row.frames or 0:,} of {row.total_frames:,} frames"
+        lines.append(f"{percent(row.success_rate)} success so far, {frames}")
+    steps = enumerate(facts["steps"], 1)
+    lines += [f"{n:3}  {step['skill']}: {percent(step['success_rate'])}" for n, step in steps]
+    for need in facts["waits_for"][:_SHOWN]:
+        share = "" if need["success_rate"] is None else f", {percent(need['success_rate'])} success"
+        why = f"; {need['why']}" if need["why"] else ""
+        lines.append(f"needs {need['skill']}: {need['status']}{share}{why}")
+    if (more := len(facts["waits_for"]) - _SHOWN) > 0:
+        lines.append(f"and {more} more; see flowrl status")
+    lines += [f"{each['at']} {row.skill} {each['text']}" for each in facts["attempts"][-_SHOWN:]]
+    return [*lines, *(f"  {line}" for line in row.log[-_SHOWN:]), facts["see"]]

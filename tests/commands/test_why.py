@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import io
 import json
+import shutil
 import subprocess
 import sys
+from contextlib import redirect_stdout
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowrl import cli
+from flowrl import cli, storage
 from flowrl.measures.causes import Explanation, explain
 from flowrl.measures.episodes import EpisodesOrigin
 from flowrl.paths import GraphPaths
 from flowrl.runs import PlannedStep, StepEnds, read_result, read_run, write_result
-from tests.commands.making import DONE, save
+from tests.commands.making import DONE, FAILED, WAITING, running, save, tell_progress
 from tests.parallel.making import TABLE, WOOD
 from tests.viewing.test_episodes import recorded
 
@@ -171,3 +174,70 @@ def test_a_damaged_result_is_named_and_status_goes_on(weak, capsys):
     assert len(said.splitlines()) == 1
     cli.main(["status", str(weak.root), "--json"])
     assert json.loads(capsys.readouterr().out)["skills"]
+
+
+def log(graph_paths, *changes: tuple[str, str, str]) -> None:
+    """Lines of events.jsonl: the status before a change and after it, and the reason."""
+    for second, (before, status, why) in enumerate(changes):
+        line = {"at": f"2030-01-01T00:00:{second:02}Z", "skill": TABLE, "before": before}
+        storage.append_line(
+            graph_paths.events,
+            json.dumps({**line, "status": status, "why": why, "text": f"tries again: {why}"}),
+        )
+
+
+def test_a_skill_that_waits_says_for_which_needs(tmp_path, flowrl):
+    graph_paths = save(tmp_path, (WOOD, running()), (TABLE, WAITING, (WOOD,)))
+    tell_progress(graph_paths.run(0, WOOD))
+    lines = flowrl("why", tmp_path, TABLE).out.splitlines()
+    assert lines == [
+        f"{TABLE}: waiting, attempt 1; no run of it is merged yet",
+        f"needs {WOOD}: running, 25% success",
+    ]
+    told = json.loads(flowrl("why", tmp_path, TABLE, "--json").out)
+    assert [need["skill"] for need in told["waits_for"]] == [WOOD]
+
+
+def test_a_skill_that_trains_says_how_often_its_steps_succeed_so_far(graph_paths, flowrl):
+    shutil.move(graph_paths.archive(1, TABLE).folder, graph_paths.run(1, TABLE).folder)
+    save(graph_paths.root, (WOOD, DONE), (TABLE, running(), (WOOD,)))
+    tell_progress(graph_paths.run(1, TABLE), phase="training")
+    log(graph_paths, ("running", "waiting", "exit code 1"), ("waiting", "preparing", ""))
+    assert flowrl("why", graph_paths.root, TABLE).out.splitlines() == [
+        f"{TABLE}: running, attempt 1; no run of it is merged yet",
+        "training",
+        "25% success so far, after 512 of 1,024 frames",
+        f"  1  {WOOD}: 90%",
+        f"  2  {TABLE}: 25%",
+        f"2030-01-01T00:00:00Z {TABLE} tries again: exit code 1",
+        f"its log: flowrl logs {graph_paths.root} '{TABLE}'",
+    ]
+    told = json.loads(flowrl("why", graph_paths.root, TABLE, "--json").out)
+    assert told["steps"][0] == {"skill": WOOD, "success_rate": 0.9}
+
+
+@given(
+    needs=st.integers(0, 40),
+    attempts=st.lists(st.sampled_from(["exit code 1", "a\nb", "$x$ \x1b[2J"]), max_size=40),
+    rows=st.lists(st.text(max_size=30), max_size=40),
+)
+@settings(max_examples=20, deadline=None)
+def test_what_is_known_of_a_failed_skill_is_one_screen(tmp_path_factory, needs, attempts, rows):
+    """All attempts are in the JSON, the newest in the lines; its last line says how to go on."""
+    names = [f"Need {number}" for number in range(needs)]
+    failed = replace(FAILED, why="exit code 1", log=tuple(rows))
+    waiting = [(name, WAITING) for name in names]
+    graph_paths = save(tmp_path_factory.mktemp("g"), (TABLE, failed, tuple(names)), *waiting)
+    log(graph_paths, *(("running", "waiting", why) for why in attempts))
+    with redirect_stdout(io.StringIO()) as out:
+        assert cli.main(["why", str(graph_paths.root), TABLE]) == 0
+    lines = out.getvalue().splitlines()
+    assert len(lines) < 24
+    assert lines[0].startswith(f"{TABLE}: failed, attempt 3")
+    assert "exit code 1" in lines[1]
+    assert lines[-1] == f"its log: flowrl logs {graph_paths.root} '{TABLE}'"
+    with redirect_stdout(io.StringIO()) as out:
+        assert cli.main(["why", str(graph_paths.root), TABLE, "--json"]) == 0
+    told = json.loads(out.getvalue())
+    assert [each["why"] for each in told["attempts"]] == attempts
+    assert [each["skill"] for each in told["waits_for"]] == names
