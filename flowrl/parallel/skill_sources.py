@@ -9,7 +9,7 @@ import dataclasses
 import hashlib
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,6 +44,7 @@ logger = logging.getLogger(__name__)
 
 _NOTICE = "library"
 _TABLE = "--skill_config"
+_FORMER = "former"  # the folder of texts that were corrected
 _OF_ENGINE = ("cpus_per_run", "slurm_args")  # keys of such a table, beside a skill's settings
 GIVEN = (*get_args(arguments.Origin), _TABLE)  # origins of settings that a user gave a start
 _COMMON = ("env_name", "layer_size", "activation", "sight")
@@ -253,7 +254,7 @@ class SkillSources:
     def correct(self, skill: Skill, evidence: Sequence[str]) -> None:
         """Keep a skill with another contract, and its former text with the evidence against it."""
         path = self._graph_paths.skill_file(skill.name)
-        former = path.parent / "former"
+        former = path.parent / _FORMER
         storage.make_dir(former)
         number = len([*former.glob(f"{path.stem}.*.json")]) + 1
         told = {**records.read_document(path), "evidence": list(evidence)}
@@ -276,7 +277,8 @@ class SkillSources:
     def over(self, library: Mapping[str, Skill], *, tell: bool = True) -> dict[str, Skill]:
         """Return the library, with the kept skills where they are fixed or the library has none.
 
-        A warning tells of each kept skill that the library has otherwise, unless `tell` is False.
+        A warning tells of each kept skill that the library has otherwise, unless `tell` is False
+        or the kept text is a correction of the library's.
         """
         fixed = self._fixed()
         recorded = self.recorded().items()
@@ -286,7 +288,7 @@ class SkillSources:
         new = (name for name, skill in kept.items() if name not in library and not skill.embedded)
         self.added = frozenset(new)
         for name, skill in kept.items() if tell else ():
-            if name in library and library[name] != skill:
+            if library.get(name, skill) not in (skill, *self._former(skill)):
                 logger.warning(
                     "%s has changed since this graph began to train it: the graph keeps %s; "
                     "%s trains it anew under the new text, another --graph_path all skills",
@@ -295,6 +297,14 @@ class SkillSources:
                     self._graph_paths.command("retrain", name),
                 )
         return {**library, **kept}
+
+    def _former(self, skill: Skill) -> Iterator[Skill]:
+        """The texts of a kept skill that were corrected, with the present settings."""
+        path = self._graph_paths.skill_file(skill.name)
+        for former in (path.parent / _FORMER).glob(f"{path.stem}.*.json"):
+            told = records.read_document(former)
+            del told["evidence"]
+            yield _present(Skill.from_json(told), skill, {})
 
     def _born_with(self) -> Mapping[str, str]:
         """The library's skills when the graph was begun, with their digests."""

@@ -237,3 +237,21 @@ def test_what_a_skill_is_trained_with_and_where_that_is_said(
     found = for_skill(parse(BottomUpConfig, given), of_file=of_file, of_toml=of_toml)
     assert found.ppo.lr == lr
     assert found.origins == ({"lr": origin} if origin else {})
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_text_that_the_graph_corrected_itself_is_not_told(tmp_path, caplog, times):
+    """Until the file says something that the graph has never had."""
+    graph_paths, written = GraphPaths(tmp_path), make_skill("Own", gain="own", training={"lr": 0.5})
+    keep(graph_paths, written)
+    sources = SkillSources(graph_paths)
+    sources._fixed = lambda: {"Own"}  # an expert was trained on it
+    for per in range(2, times + 2):
+        corrected = dataclasses.replace(written, gain={"own": Amount(per=per, base=0)})
+        sources.correct(corrected, ["gain of own: 40 of 40 had more"])
+    now = dataclasses.replace(written, training={"lr": 0.25})
+    assert sources.over({"Own": now})["Own"].gain == corrected.gain
+    assert not caplog.text
+    other = dataclasses.replace(written, gain={"own": Amount(per=9, base=0)})
+    assert sources.over({"Own": other})["Own"].gain == corrected.gain
+    assert "Own has changed since this graph began to train it" in caplog.text
