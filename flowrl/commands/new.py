@@ -15,12 +15,13 @@ import tyro
 from flowrl import storage
 from flowrl.console import print_report
 from flowrl.errors import ConfigError
-from flowrl.games.adapters.gymnax import CONTINUOUS, SIZES, sizes_of
+from flowrl.games.adapters.gymnax import CONTINUOUS, SHORT, SIZES, sizes_of
 from flowrl.games.base import game_names
 from flowrl.output import check_output
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,63}")
 _ENVIRONMENT = "CartPole-v1"
+_TIMESTEPS = 100  # that the skill lasts, in a game whose episodes do
 _OF_GYMNAX = re.compile(r".+-(bsuite|MinAtar|misc)")
 _FILES = {
     "pyproject.toml": """[build-system]
@@ -52,14 +53,14 @@ GAME = game(
     library_folder=Path(__file__).parent / "{module}_skills",
 )
 ''',
-    "{module}_skills/00_hold_on.py": '''"""Keep the game going for 100 timesteps."""
+    "{module}_skills/00_hold_on.py": '''"""Keep the game going for {timesteps} timesteps."""
 
 name = "Hold On"
 gain = {{"held_on": 1}}
 
 
 def task_is_done(timestep, alive):
-    return alive & (timestep >= 100)
+    return alive & (timestep >= {timesteps})
 
 
 def task_reward(alive):
@@ -112,8 +113,9 @@ class NewGameCommand:
         check_output(folder)
         if os.path.lexists(folder):
             raise ConfigError(f"-o {folder} exists already; choose a new folder")
+        timesteps = min(_TIMESTEPS, SHORT.get(environment, _TIMESTEPS + 1) - 1)
         words = {"name": self.name, "module": module, "environment": environment}
-        words["project"] = module.replace("_", "-")
+        words |= {"project": module.replace("_", "-"), "timesteps": str(timesteps)}
         with storage.building(folder.absolute()) as prepared:
             for file, text in _FILES.items():
                 path = prepared / file.format_map(words)
@@ -121,7 +123,7 @@ class NewGameCommand:
                 storage.write_atomic(path, text.format_map(words))
         train = f"flowrl train exp/{module} --env_name {self.name} --no_use_wandb"
         steps = (f"pip install -e {folder}", f"flowrl check --game {self.name}", train)
-        what = f"gymnax's {environment}, with a skill to hold on for 100 timesteps"
+        what = f"gymnax's {environment}, with a skill to hold on for {timesteps} timesteps"
         lines = [f"{folder}: {what}; change it to your game's", "next"]
         lines += [f"  {step}" for step in steps]
         print_report({}, lines, as_json=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 from flowrl.cli import main
 from flowrl.errors import ConfigError
 from flowrl.games import base
-from flowrl.games.adapters.gymnax import CONTINUOUS, SIZES, game
+from flowrl.games.adapters.gymnax import CONTINUOUS, SHORT, SIZES, game
 from flowrl.games.base import WorldStep
 from tests.games.installing import installed
 
@@ -40,6 +41,31 @@ def test_the_sizes_that_are_known_without_gymnax_are_gymnaxs(gymnax, name):
     engine = known.make()
     seen = jax.eval_shape(lambda key: engine.observe(engine.reset(key)), jax.random.key(0))
     assert (seen.shape, seen.dtype) == (known.observation_shape, np.float32)
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_a_new_game_s_skill_ends_within_an_episode(gymnax, tmp_path, monkeypatch, name):
+    """The environment's limit and what random play sees say when all episodes have ended."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["new", "game", "New-v1", f"--environment={name}"]) == 0
+    skill = (tmp_path / "new_v1" / "new_v1_skills" / "00_hold_on.py").read_text()
+    (timesteps,) = map(int, re.findall(r"timestep >= (\d+)", skill))
+    assert f"for {timesteps} timesteps" in skill
+    _, params = gymnax.make(name)
+    if name not in SHORT:
+        assert timesteps == 100 < params.max_steps_in_episode
+        return
+    engine = game(name, library_folder=NOWHERE).make()
+    worlds = jax.vmap(engine.reset)(jax.random.split(jax.random.key(0), 64))
+    over, ended = jax.vmap(engine.is_over)(worlds), []
+    for number in range(100):
+        keys = jax.random.split(jax.random.key(number), 64)
+        actions = jax.random.randint(jax.random.key(number), 64, 0, SIZES[name][1])
+        worlds, _ = jax.vmap(engine.step)(keys, worlds, actions)
+        over |= jax.vmap(engine.is_over)(worlds)
+        ended.append(bool(over.any()))
+    assert ended.index(True) == timesteps, "an episode goes on for so long, and no longer"
+    assert over.all()
 
 
 @pytest.mark.parametrize("name", sorted(CONTINUOUS))

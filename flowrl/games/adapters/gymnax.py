@@ -29,6 +29,8 @@ SIZES: Mapping[str, tuple[ObservationSize, int]] = {
     "DeepSea-bsuite": ((8, 8, 1), 2),
     "FourRooms-misc": (4, 4),
 }
+# Timesteps after which an episode ends in any case, where they are fewer than 200.
+SHORT: Mapping[str, int] = {"Catch-bsuite": 9, "DeepSea-bsuite": 8}
 CONTINUOUS = frozenset(
     ["Pendulum-v1", "MountainCarContinuous-v0", "PointRobot-misc", "Reacher-misc", "Swimmer-misc"]
 )
