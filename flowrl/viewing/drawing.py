@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import html
 import io
+import re
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +21,7 @@ _STYLE |= {"svg.fonttype": "none", "savefig.bbox": "tight", "figure.dpi": 120}
 _STYLE |= {"svg.hashsalt": "flowrl", "hatch.linewidth": 0.6, "axes.titlesize": 10}
 LEGEND: Any = {"frameon": False, "fontsize": 8}
 BESIDE: Any = {"loc": "center left", "bbox_to_anchor": (1.01, 0.5), **LEGEND}
+_OTHER_SCRIPTS = re.compile("CJK|Source Han|WenQuanYi|Fallback|Gothic|PingFang|YaHei|Unifont")
 _HALF = 25  # characters of a long text, from each end
 _MOST_ROWS = 1000  # of a page's table
 _PAGE = """<!DOCTYPE html>
@@ -46,11 +49,15 @@ class Picture:
     def written(self, ending: str) -> bytes:
         """Return the content of a file with one of `ENDINGS`; it has no date and no script."""
         import matplotlib
+        from matplotlib.text import Text
 
         if ending == ".html":
             return self._page()
-        content = io.BytesIO()
-        with matplotlib.rc_context(_STYLE):
+        content, fonts = io.BytesIO(), _fonts()
+        for text in self.figure.findobj(Text):
+            text.set_fontfamily(fonts)
+        with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Glyph .* missing from font")  # a box is drawn
             dated = (
                 {} if ending == ".png" else {"Date" if ending == ".svg" else "CreationDate": None}
             )
@@ -65,6 +72,15 @@ class Picture:
         lines = "\n".join(f"<tr>{row}</tr>" for row in rows)
         title = html.escape(printable(self.title))
         return _PAGE.format(title=title, svg=svg[svg.index("<svg") :], rows=lines).encode()
+
+
+def _fonts() -> list[str]:
+    """Return matplotlib's own font, then installed ones for what it cannot write."""
+    from matplotlib.font_manager import fontManager
+
+    installed = {font.name for font in fontManager.ttflist}
+    others = sorted(name for name in installed if _OTHER_SCRIPTS.search(name))
+    return ["DejaVu Sans", *others, "sans-serif"]
 
 
 def said(cell: Any) -> str:

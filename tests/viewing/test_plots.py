@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import re
+import warnings
 from dataclasses import replace
 from functools import partial
 from xml.etree import ElementTree
@@ -11,6 +13,8 @@ from xml.etree import ElementTree
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from matplotlib import font_manager
+from matplotlib.ft2font import FT2Font
 
 from flowrl import cli
 from flowrl.errors import ConfigError, FileRefusedError
@@ -18,6 +22,7 @@ from flowrl.measures.objectives import CurvePoint
 from flowrl.parallel.status import FRESH
 from flowrl.paths import GraphPaths
 from flowrl.runs import StepEnds, read_result, read_run, write_result, write_run
+from flowrl.viewing import drawing
 from flowrl.viewing.curves import read_lines, skill_picture, step_curves
 from flowrl.viewing.plots import (
     Bar,
@@ -111,6 +116,27 @@ def test_any_name_is_drawn_as_text(name):
     lines = lines_of(1, updates=4, steps=("0_Collect_Wood", f"1_{name}"))
     picture = ElementTree.fromstring(skill_picture(name, lines).written(".svg"))
     assert not [node for node in picture.iter() if node.tag.endswith(("script", "image"))]
+
+
+@pytest.mark.parametrize("ending", drawing.ENDINGS)
+@pytest.mark.parametrize("name", ["木を集める", "جمع الخشب", "나무 모으기", "🪓🌲"])
+def test_a_name_in_any_script_is_drawn_without_a_warning(monkeypatch, ending, name):
+    monkeypatch.setattr(warnings, "showwarning", lambda text, *_: pytest.fail(str(text)))
+    warnings.simplefilter("always")
+    assert skill_picture(name, lines_of(1, updates=4)).written(ending)
+
+
+def test_what_the_font_lacks_is_drawn_by_an_installed_one(monkeypatch):
+    own, other = (
+        {*FT2Font(font_manager.findfont(name)).get_charmap()}
+        for name in ("DejaVu Sans", "STIXGeneral")
+    )
+    name = chr(next(code for code in sorted(other - own) if chr(code).isprintable()))
+    drawn = []
+    for installed in ("nothing", "^STIXGeneral$"):
+        monkeypatch.setattr(drawing, "_OTHER_SCRIPTS", re.compile(installed))
+        drawn.append(skill_picture(name, lines_of(1, updates=4)).written(".png"))
+    assert drawn[0] != drawn[1]
 
 
 @pytest.mark.parametrize(
