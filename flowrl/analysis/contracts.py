@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flowrl.experts.merge import wilson
+from flowrl.experts.merge import newcombe, wilson
 from flowrl.skills.amount import Amount
 from flowrl.skills.skill import ON_FLOOR, Skill
 
@@ -59,17 +59,9 @@ class Experiment:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The 95 % interval of the change of the success rate.
-
-        R. G. Newcombe, "Interval estimation for the difference between independent proportions",
-        Statistics in Medicine 17 (1998), 873-890, method 10.
-        """
-        was, now = self.before / self.episodes, self.without / self.episodes
-        (was_low, was_high), (now_low, now_high) = (
-            wilson(wins, self.episodes) for wins in (self.before, self.without)
-        )
-        low = now - was - math.hypot(now - now_low, was_high - was)
-        return low, now - was + math.hypot(now_high - now, was - was_low)
+        """The 95 % interval of the change of the success rate."""
+        n = self.episodes
+        return newcombe((self.before / n, n), (self.without / n, n))
 
     @property
     def verdict(self) -> str:

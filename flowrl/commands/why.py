@@ -92,18 +92,16 @@ def _known(graph_paths: GraphPaths, rows: Sequence[SkillRow], row: SkillRow) -> 
     with suppress(FileRefusedError):  # it has no run
         plan = [step.skill for step in read_run(graph_paths.run(row.expert or 0, row.skill)).plan]
     begun = row.expert is not None
-    needs = [other for other in rows if other.skill in row.waits_for]
     return {
-        **{name: getattr(row, name) for name in ("skill", "status", "attempt", "phase", "why")},
-        **{name: getattr(row, name) for name in ("waits", "frames", "total_frames")},
-        "success_rate": row.success_rate,
+        **asdict(row),
         "steps": [
             {"skill": skill, "success_rate": share}
             for skill, share in zip(plan, row.step_success, strict=False)
         ],
         "waits_for": [
             {name: getattr(need, name) for name in ("skill", "status", "success_rate", "why")}
-            for need in needs
+            for need in rows
+            if need.skill in row.waits_for
         ],
         "attempts": [
             {name: line.get(name) for name in ("at", "status", "why", "text")}
@@ -111,7 +109,6 @@ def _known(graph_paths: GraphPaths, rows: Sequence[SkillRow], row: SkillRow) -> 
             if line.get("skill") == row.skill
             and (line.get("before") in _BEGUN and line.get("status") in _ENDS)
         ],
-        "log": row.log,
         "see": f"its log: {graph_paths.command('logs', row.skill)}" if begun else "",
     }
 

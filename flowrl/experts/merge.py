@@ -277,6 +277,18 @@ def wilson(successes: int, trials: int) -> tuple[float, float]:
     return max(0.0, (middle - spread) / scale), min(1.0, (middle + spread) / scale)
 
 
+def newcombe(first: tuple[float, int], second: tuple[float, int]) -> tuple[float, float]:
+    """The 95 % interval of the second share less the first; each with the trials that it is of.
+
+    R. G. Newcombe, "Interval estimation for the difference between independent proportions",
+    Statistics in Medicine 17 (1998), 873-890, method 10.
+    """
+    (was, _), (now, _), gap = first, second, second[0] - first[0]
+    (was_low, was_high), (now_low, now_high) = (wilson(round(p * n), n) for p, n in (first, second))
+    low = gap - math.hypot(now - now_low, was_high - was)
+    return low, gap + math.hypot(now_high - now, was - was_low)
+
+
 def more_often(wins: int, losses: int) -> bool:
     """Return whether wins outnumber losses by more than chance: the share's bound is over a half.
 

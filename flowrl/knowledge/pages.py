@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from flowrl.games.probes import Table
 from flowrl.knowledge.facts import Bound, Change, Facts, Recipe
 
 _MOB = "mob_health"
@@ -27,10 +26,9 @@ def page_of(facts: Facts) -> str:
     parts.append(_section("Recipes", _COLUMNS, (_cells(each, facts) for each in others)))
     about = "The mob ahead has one point of health; `…` stands for its name."
     parts.append(_section("Hunting and fighting", _COLUMNS, _fights(fights, facts), (about,)))
-    parts += [
-        _section(table.title, table.columns, table.rows, (*_source(table), *table.notes))
-        for table in facts.tables
-    ]
+    for table in facts.tables:
+        notes = (f"Read from `{table.source}`.", *table.notes)
+        parts.append(_section(table.title, table.columns, table.rows, notes))
     parts.append(_section("Not probed", ("what", "reason"), facts.unprobed.items()))
     return "\n".join(parts)
 
@@ -40,10 +38,6 @@ def recipe_rows(facts: Facts) -> list[dict[str, str]]:
     cells = (_cells(each, facts) for each in facts.recipes)
     named = (zip(_COLUMNS, row, strict=True) for row in cells)
     return [{column: cell for column, cell in row if cell} for row in named]
-
-
-def _source(table: Table) -> tuple[str]:
-    return (f"Read from `{table.source}`.",)
 
 
 def _section(

@@ -17,12 +17,11 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from flowrl.errors import SkillError
 from flowrl.llm.transcript import Answered
-from flowrl.skills.skill import Skill
+from flowrl.skills.skill import AMOUNTS, Skill
 from flowrl.storage import records
 from flowrl.storage.records import Positive
 
 _QUOTED = 80  # characters of an answer
-_AMOUNTS = ("requirements", "consumption", "gain")
 PLACEHOLDER = "def task_reward():\n    return 0.0"  # until there is a reward
 Said = TypeVar("Said")
 
@@ -107,7 +106,7 @@ def text_of(skill: Skill, reward: str) -> str:
     """Return the file of a skill with another reward."""
     amounts = {
         key: tuple(ItemAmount(item=item, amount=str(n)) for item, n in getattr(skill, key).items())
-        for key in _AMOUNTS
+        for key in AMOUNTS
     }
     settings = {flag: json.dumps(value) for flag, value in skill.training.items()}
     contract = Contract(
@@ -128,7 +127,7 @@ def skill_text(
 ) -> str:
     """Return the file of a skill; what is not valid in it is refused where it is read."""
     lines = [_docstring(contract.description), "", f"name = {_literal(contract.name)}"]
-    for key in _AMOUNTS:
+    for key in AMOUNTS:
         lines.append(f"{key} = {_amounts(getattr(contract, key), key)}")
     if contract.ephemeral:
         lines.append(f"ephemeral = [{', '.join(map(_literal, contract.ephemeral))}]")

@@ -6,7 +6,7 @@ import functools
 import json
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -192,16 +192,8 @@ class AskingCommand(ReportCommand):
         except ImportError as error:
             extra = "pip install '.[llm]' in flowrl's folder"
             raise ConfigError(f"flowrl write needs {extra}: {error}") from error
-        endpoint = Endpoint(
-            base_url=self.base_url,
-            model=self.model,
-            api_key_env=self.api_key_env,
-            temperature=self.temperature,
-            seed=self.seed,
-            timeout_seconds=self.timeout_seconds,
-            retries=self.retries,
-        )
-        return ChatClient(endpoint, budget)
+        flags = {field.name: getattr(self, field.name) for field in fields(Endpoint)}
+        return ChatClient(Endpoint(**flags), budget)
 
     def _clean(self, text: str) -> str:
         """Return a text without secrets and the user's own folder."""

@@ -16,7 +16,7 @@ from typing import Any
 from flowrl.errors import ConfigError
 from flowrl.games.base import Game
 from flowrl.llm.exchange import Message, tokens_of
-from flowrl.skills.skill import SKILL_SETTINGS, Skill
+from flowrl.skills.skill import AMOUNTS, SKILL_SETTINGS, Skill
 from flowrl.skills.validation.allowed import CALLS, FUNCTIONS, METHODS
 
 _PROMPTS = Path(__file__).parent / "prompts"
@@ -42,11 +42,11 @@ def system_message(purpose: str, game: Game, *, candidates: int) -> Message:
     return {"role": "system", "content": told}
 
 
-def data_message(data: Any, role: str = "user") -> Message:
+def data_message(data: Any) -> Message:
     """Return data as JSON between two lines that are a digest of it."""
     text = json.dumps(data, ensure_ascii=False, indent=1)
     marker = hashlib.sha256(text.encode(errors="replace")).hexdigest()[:16]
-    return {"role": role, "content": f"{marker}\n{text}\n{marker}"}
+    return {"role": "user", "content": f"{marker}\n{text}\n{marker}"}
 
 
 def context_of(
@@ -109,8 +109,7 @@ def _words(text: str) -> set[str]:
 
 
 def _row(skill: Skill, said: Mapping[str, Any]) -> dict[str, Any]:
-    amounts = ("requirements", "consumption", "gain")
-    told = {key: {item: str(n) for item, n in getattr(skill, key).items()} for key in amounts}
+    told = {key: {item: str(n) for item, n in getattr(skill, key).items()} for key in AMOUNTS}
     return {"name": skill.name, **{key: value for key, value in told.items() if value}, **said}
 
 

@@ -81,7 +81,7 @@ class ImproveCommand(AskingCommand):
         )
         outcome = contest.run()
         best, present = outcome.standings[0], outcome.of(_PRESENT)
-        if best.label == _PRESENT or best.low <= present.rate:
+        if best.label == _PRESENT or best.interval[0] <= present.rate:
             return self._report(row.skill, outcome, refused, _why_kept(best, present))
         keep_other_text(graph_paths, config, graphs[best.label].skills[row.skill])
         send_request(graph_paths, Verb.RETRAIN, row.skill)
@@ -200,5 +200,6 @@ class _Admission:
 def _why_kept(best: Standing, present: Standing) -> str:
     if best.label == _PRESENT:
         return "nothing is changed, because no proposal is better than the present text"
-    bound = f"its lower bound is {best.low:.1%}, the present text's estimate {present.rate:.1%}"
+    low, rate = best.interval[0], present.rate
+    bound = f"its lower bound is {low:.1%}, the present text's estimate {rate:.1%}"
     return f"nothing is changed, because {best.label} is not surely better: {bound}"

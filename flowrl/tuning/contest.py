@@ -11,8 +11,8 @@ import hashlib
 import json
 import secrets
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any
 
 from flowrl import config as configs
@@ -83,26 +83,27 @@ class Standing:
         return self.successes / self.episodes
 
     @property
-    def low(self) -> float:
-        """The lower bound of that share, by Wilson's interval."""
-        return wilson(self.successes, self.episodes)[0]
+    def interval(self) -> tuple[float, float]:
+        """The 95 % bounds of that share, by Wilson; both are 0 without a trial."""
+        return wilson(self.successes, self.episodes) if self.trial is not None else (0.0, 0.0)
 
     @property
     def facts(self) -> dict[str, Any]:
         """The row of a table, as JSON values."""
-        low, high = wilson(self.successes, self.episodes) if self.trial is not None else (0.0, 0.0)
+        low, high = self.interval
         told = {"success_rate": self.rate, "low": low, "high": high, "frames": self.frames}
         terms = [asdict(term) for term in self.terms]
         return {"candidate": self.label, **told, "why": self.why, "terms": terms}
 
     @property
-    def line(self) -> str:
-        """The row of a table, for people."""
+    def lines(self) -> tuple[str, ...]:
+        """The row of a table, for people, and the terms of a reward that is a sum."""
         if self.trial is None:
-            return f"  {self.label}: {self.why}"
-        low, high = wilson(self.successes, self.episodes)
+            return (f"  {self.label}: {self.why}",)
+        low, high = self.interval
         said = f"{self.rate:.1%} [{low:.1%}, {high:.1%}] success after {self.frames:,} frames"
-        return f"  {self.label}: {said}"
+        terms = self.terms if len(self.terms) > 1 else ()
+        return (f"  {self.label}: {said}", *(term.line for term in terms))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +115,7 @@ class ContestOutcome:
     @property
     def lines(self) -> tuple[str, ...]:
         """The rows of a table, for people."""
-        return tuple(line for each in self.standings for line in (each.line, *_lines(each)))
+        return tuple(line for each in self.standings for line in each.lines)
 
     def of(self, label: str) -> Standing:
         """The result of one candidate."""
@@ -131,11 +132,6 @@ def earlier_standings(graph_paths: GraphPaths, skill: str) -> list[Standing]:
 
 def _folder(skill: str) -> str:
     return f"texts_{slug(skill)}"
-
-
-def _lines(standing: Standing) -> Iterator[str]:
-    """The terms of a candidate, if its reward is a sum."""
-    return (term.line for term in standing.terms if len(standing.terms) > 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +179,8 @@ class Contest:
     @functools.cached_property
     def paths(self) -> SweepPaths:
         """The folder, whose name is of all that the result depends on."""
-        texts = [[label, graph.skills[self.skill].to_json()] for label, graph in self._all]
+        graphs = self.graphs.items()
+        texts = [[label, graph.skills[self.skill].to_json()] for label, graph in graphs]
         told = [texts, [configs.to_json(each.ppo) for each in self._settings.values()]]
         digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:8]
         return SweepPaths(self.graph_paths.sweeps / f"{_folder(self.skill)}_{digest}")
@@ -198,7 +195,8 @@ class Contest:
     def missing(self) -> str:
         """Return the first skill without an expert that a candidate needs, "" if all have one."""
         merged = trained_skills(self.graph_paths)
-        needs = (need for _, graph in self._all for need in graph.all_needs(self.skill))
+        graphs = self.graphs.values()
+        needs = (need for graph in graphs for need in graph.all_needs(self.skill))
         return next((need for need in needs if need not in merged), "")
 
     def keep_expert(self, best: Standing) -> bool:
@@ -235,7 +233,7 @@ class Contest:
                 trust=training.graph.trust_skills,
                 confine=confinement.in_folder,
             )
-            for _, graph in self._all
+            for graph in self.graphs.values()
         ]
         check_machine(root, training.ppo, training.launch)
         refuse_shared_folder(root, trust=training.graph.trust_folder)
@@ -257,21 +255,14 @@ class Contest:
                 raise
             return self._measured(sweep)
 
-    @property
-    def _all(self) -> list[tuple[str, SkillGraph]]:
-        return list(self.graphs.items())
-
     @functools.cached_property
     def _settings(self) -> Mapping[str, SkillConfig]:
         """The settings of each candidate; ConfigError if they make no sense together."""
-        settings = {n: skill_configs(self.training, g.skills)[self.skill] for n, g in self._all}
-        frames = {"total_timesteps": self.frames}
-        return {
-            name: SkillConfig(
-                ppo=configs.with_flags(each.ppo, **frames), origins=each.origins, launch=each.launch
-            )
-            for name, each in settings.items()
-        }
+        settings, frames = {}, {"total_timesteps": self.frames}
+        for name, graph in self.graphs.items():
+            own = skill_configs(self.training, graph.skills)[self.skill]
+            settings[name] = replace(own, ppo=configs.with_flags(own.ppo, **frames))
+        return settings
 
     def _record(self) -> SweepRecord:
         first, *_ = self._settings.values()
@@ -309,7 +300,7 @@ class Contest:
             facts: dict[str, Any] = {"frames": ended.frames, "why": ended.why}
             facts |= {"successes": result.successes, "terms": result.terms}
             standings.append(Standing(label=name, trial=good.get(name), **facts))
-        standings.sort(key=lambda each: (each.trial is None, -each.low, each.frames))
+        standings.sort(key=lambda each: (each.trial is None, -each.interval[0], each.frames))
         outcome = ContestOutcome(standings=tuple(standings))
         records.write(self.paths.contest_json, outcome)
         publish(sweep)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -12,7 +11,7 @@ from typing import Any
 import networkx as nx
 
 from flowrl.errors import ConfigError, FileRefusedError
-from flowrl.experts.merge import wilson
+from flowrl.experts.merge import newcombe, wilson
 from flowrl.measures.objectives import Curve, read_curve
 from flowrl.paths import GraphPaths, RunPaths
 from flowrl.reports.status import SkillRow
@@ -223,7 +222,9 @@ def compare_picture(shares: Mapping[str, Mapping[str, Rate]]) -> Picture:
         shift = 0.6 * ((number + 0.5) / len(shares) - 0.5)
         for place, name in enumerate(names):
             if name in own:
-                axes.plot(_interval(*own[name]), [place + shift] * 2, color=look["color"])
+                share, episodes = own[name]
+                bounds = wilson(round(share * episodes), episodes)
+                axes.plot(bounds, [place + shift] * 2, color=look["color"])
         shown = [(own[name][0], place + shift) for place, name in enumerate(names) if name in own]
         axes.plot(*zip(*shown or [((), ())], strict=True), ls="", label=plain(label), **look)
     axes.set(xlim=(None, 1.02), ylim=(len(names) - 0.5, -0.5))
@@ -241,19 +242,11 @@ def compare_picture(shares: Mapping[str, Mapping[str, Rate]]) -> Picture:
     return Picture(" · ".join(shares), figure, table)
 
 
-def _interval(share: float, episodes: int) -> tuple[float, float]:
-    return wilson(round(share * episodes), episodes)
-
-
 def _difference(beside: Rate | None, own: Rate | None) -> dict[str, float | None]:
-    """Two shares, the second less the first, and its interval (R. G. Newcombe 1998, method 10)."""
+    """Two shares, the second less the first, and its interval."""
     (here, episodes), (there, others) = own or (None, None), beside or (None, None)
     found = {"success": here, "episodes": episodes}
     found |= {"success beside": there, "episodes beside": others}
-    gap = low = high = None
-    if beside and own:
-        (there, _), (here, _), gap = beside, own, own[0] - beside[0]
-        (least, most), (own_least, own_most) = _interval(*beside), _interval(*own)
-        low = gap - math.hypot(here - own_least, most - there)
-        high = gap + math.hypot(own_most - here, there - least)
+    gap = own[0] - beside[0] if beside and own else None
+    low, high = newcombe(beside, own) if beside and own else (None, None)
     return {**found, "difference": gap, "low": low, "high": high}
