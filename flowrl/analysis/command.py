@@ -121,10 +121,7 @@ class AnalyseCommand(ReportCommand):
         analyses = [_analysis(graph.skills[name], played, config, texts) for name in names]
         lines = [line for each in analyses for line in _lines(each)]
         if self.apply:
-            corrected = _corrected_skills(graph_paths, graph, analyses, trained)
-            for skill, found in corrected:
-                _apply(graph_paths, skill, found)
-                lines.append(f"{skill.name}: its contract is corrected; its expert stays")
+            lines += _applied(graph_paths, graph, analyses, trained)
         elif any(each.diff for each in analyses):
             words = (*([self.skill] if self.skill else []), "--apply")
             lines.append(f"to keep this: {graph_paths.command('analyse', *words)}")
@@ -246,7 +243,7 @@ def _analysis(
         won=mean(lambda step: step.won),
         experiments=experiments,
         disproofs=found,
-        diff=_diff(skill, _changed(skill, found), texts),
+        diff=_diff(skill, replace(skill, **corrected(skill, found)), texts),
     )
 
 
@@ -254,12 +251,6 @@ def _least(starts: Sequence[Mapping[str, int]]) -> dict[str, int]:
     """The least of each amount; what is missing once is left out."""
     names = set(starts[0]).intersection(*starts) if starts else ()
     return {name: min(start[name] for start in starts) for name in sorted(names)}
-
-
-def _changed(skill: Skill, found: Sequence[Disproof]) -> Skill:
-    """The skill as the disproofs propose it."""
-    parts = corrected(skill, found)
-    return replace(skill, **parts) if parts else skill
 
 
 def _lines(found: SkillAnalysis) -> Iterator[str]:
@@ -319,16 +310,20 @@ def _with_contract(text: str, skill: Skill, changed: Skill) -> str:
     return "".join(lines)
 
 
-def _corrected_skills(
+def _applied(
     graph_paths: GraphPaths,
     graph: SkillGraph,
     analyses: Sequence[SkillAnalysis],
     trained: Collection[str],
-) -> list[tuple[Skill, SkillAnalysis]]:
-    """The skills whose contracts change; GraphError if one needs a skill that is not trained."""
+) -> list[str]:
+    """Keep corrected skills with their graph, tell a scheduler that runs, and return lines.
+
+    GraphError, and nothing is kept, if one needs a skill that is not trained.
+    """
     changed = []
     for each in analyses:
-        skill = _changed(graph.skills[each.skill], each.disproofs)
+        skill = graph.skills[each.skill]
+        skill = replace(skill, **corrected(skill, each.disproofs))
         if skill != graph.skills[each.skill]:
             graph = graph.replacing(skill, trained=graph.skills)
             changed.append((skill, each))
@@ -336,12 +331,9 @@ def _corrected_skills(
                 first = graph_paths.command("train", "--target_skill", need)
                 what = f"{skill.name} now needs {need}, which is not trained"
                 raise GraphError(f"{what}; train that first: {first}")
-    return changed
-
-
-def _apply(graph_paths: GraphPaths, skill: Skill, found: SkillAnalysis) -> None:
-    """Keep a corrected skill with its graph, and tell a scheduler that runs."""
-    evidence = [f"{each.key} of {each.item}: {each.evidence}" for each in found.disproofs]
-    SkillSources(graph_paths).correct(skill, evidence)
-    if daemon_of(graph_paths.daemon_lock) is not None:
-        send_request(graph_paths, Verb.ADD, skill.name)
+    for skill, found in changed:
+        evidence = [f"{each.key} of {each.item}: {each.evidence}" for each in found.disproofs]
+        SkillSources(graph_paths).correct(skill, evidence)
+        if daemon_of(graph_paths.daemon_lock) is not None:
+            send_request(graph_paths, Verb.ADD, skill.name)
+    return [f"{skill.name}: its contract is corrected; its expert stays" for skill, _ in changed]

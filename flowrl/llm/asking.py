@@ -205,12 +205,11 @@ class AskingCommand(ReportCommand):
         """Return which part of the budget a question would exceed, "" for none."""
         tokens = sum(tokens_of(each["content"]) for each in messages)
         after = budget.spent + Cost(1, tokens, 0)
-        parts = (("calls", "--llm_calls"), ("tokens", "--llm_tokens"), ("seconds", "--llm_seconds"))
-        for part, flag in parts:
+        for part in ("calls", "tokens", "seconds"):
             now, most = getattr(after, part), getattr(budget.most, part)
             if now > most:
                 spent = getattr(budget.spent, part)
-                return f"the budget is used up ({flag} {most:g}, {spent:g} spent)"
+                return f"the budget is used up (--llm_{part} {most:g}, {spent:g} spent)"
         return ""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from flowrl.errors import EXIT_UNAVAILABLE, FlowrlError
 
@@ -33,6 +33,12 @@ class Cost:
 
     def __sub__(self, other: Cost) -> Cost:
         return Cost(*map(operator.sub, astuple(self), astuple(other)))
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """It as it is kept: in whole calls, tokens and milliseconds."""
+        whole = {"calls": int(self.calls), "tokens": int(self.tokens)}
+        return {**whole, "seconds": round(self.seconds, 3)}
 
 
 @dataclass(slots=True)

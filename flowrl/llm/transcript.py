@@ -66,18 +66,6 @@ class Answered:
     tokens: Natural
     seconds: float
 
-    @staticmethod
-    def of(said: Completion) -> Answered:
-        """Return a completion as it is kept."""
-        return Answered(
-            text=said.text,
-            finish=said.finish,
-            form=said.form,
-            calls=int(said.cost.calls),
-            tokens=int(said.cost.tokens),
-            seconds=round(said.cost.seconds, 3),
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallLost:
@@ -174,7 +162,9 @@ class Transcript:
         if followed is None and self._source is not None:
             raise FileRefusedError(f"{place}: it ends before its wish does; {_REMEDY}")
         if followed is None:
-            followed = Answered.of(ask())
+            said = ask()
+            told = {"text": said.text, "finish": said.finish, "form": said.form}
+            followed = Answered(**told, **said.cost.facts)
         if not isinstance(followed, Answered):
             raise FileRefusedError(f"{place} departs: it has no answer there; {_REMEDY}")
         self.note(followed)
@@ -199,8 +189,7 @@ class Transcript:
         """Keep what the last question has cost, which has no answer; once, if it was nothing."""
         if cost == Cost() and isinstance(self.kept[-1], CallLost):
             return
-        spent = {"calls": int(cost.calls), "tokens": int(cost.tokens)}
-        self._append(CallLost(**spent, seconds=round(cost.seconds, 3)))
+        self._append(CallLost(**cost.facts))
 
     def _followed(self) -> tuple[str, TranscriptEvent | None]:
         """Return the next event that was, and its place."""
@@ -211,7 +200,8 @@ class Transcript:
 
     def _append(self, event: TranscriptEvent) -> None:
         storage.make_dir(self.path.parent)
-        storage.append_line(self.path, _line(event))
+        sealed = records.sealed({"format": 1, **records.to_json(event)})
+        storage.append_line(self.path, json.dumps(sealed))
         self.kept.append(event)
         storage.fault_point(f"transcript.{event.kind}")
 
@@ -258,14 +248,8 @@ def read_events(path: Path, *, mend: bool = False) -> list[TranscriptEvent]:
     """
     content = storage.read_bytes(path, remedy=_REMEDY)
     whole, newline, torn = content.rpartition(b"\n")
-    events = (
-        [
-            _event(line, f"{path}: line {number}")
-            for number, line in enumerate(whole.split(b"\n"), 1)
-        ]
-        if newline
-        else []
-    )
+    lines = enumerate(whole.split(b"\n") if newline else [], 1)
+    events = [_event(line, f"{path}: line {number}") for number, line in lines]
     if torn and mend:
         storage.write_atomic(path, whole + newline)
     return events
@@ -282,10 +266,6 @@ def _event(line: bytes, place: str) -> TranscriptEvent:
     except (ValueError, KeyError, RecursionError) as error:
         what = f"{place} is damaged or was edited: {error}"
         raise FileRefusedError(f"{what}; {_REMEDY}") from error
-
-
-def _line(event: TranscriptEvent) -> str:
-    return json.dumps(records.sealed({"format": 1, **records.to_json(event)}))
 
 
 def _settled(events: Sequence[TranscriptEvent]) -> list[TranscriptEvent]:

@@ -106,22 +106,15 @@ class Writer:
             "contract": skill_text(contract).partition("def task_reward")[0],
             "examples": self._data["examples"],
         }
-
-        return self._rewarded(data, partial(skill_text, contract), skill)
+        check = partial(self._rewards, file_of=partial(skill_text, contract), fixed=skill)
+        return self._until_accepted("rewards", data, check)
 
     def improve(self, skill: Skill) -> Accepted:
         """Return files of a skill with other rewards; raises as `write`."""
         self._transcript.note(self._begun)
         self.reached = "no reward yet"
         data = {"contract": text_of(skill, "").rstrip(), **self._data}
-        return self._rewarded(data, partial(text_of, skill), skill)
-
-    def _rewarded(self, data: Any, text: Callable[[str], str], skill: Skill) -> Accepted:
-        """Ask for rewards of a skill; `text` makes its file of each."""
-
-        def check(answer: Answered) -> tuple[Accepted | None, list[str]]:
-            return self._rewards(answer, text, skill)
-
+        check = partial(self._rewards, file_of=partial(text_of, skill), fixed=skill)
         return self._until_accepted("rewards", data, check)
 
     def _until_accepted(
@@ -163,27 +156,28 @@ class Writer:
     def _rewards(
         self, answer: Answered, file_of: Callable[[str], str], fixed: Skill
     ) -> tuple[Accepted | None, list[str]]:
-        """Return the candidates of an answer that pass, and the refusals of the others."""
+        """Return the candidates of an answer that pass, and the refusals of the others.
+
+        `file_of` makes the file of a reward, of the skill that is `fixed` but for it.
+        """
         try:
             rewards = read_answer(answer, Rewards).rewards[: self._begun.candidates]
         except SkillError as error:
             return None, [str(error)]
-        read: list[Skill | str] = []
-        files = []
+        read: dict[str, Skill | str] = {}
         for each in rewards:
             text = self._clean(file_of(each.task_reward))
             self._candidates += 1
-            files.append(f"candidate_{self._candidates}.py")
+            file = f"candidate_{self._candidates}.py"
             storage.make_dir(self._transcript.folder)
-            storage.write_atomic(self._transcript.folder / files[-1], text.encode(errors="replace"))
-            read.append(self._with_reward(text, fixed))
-        good = [skill for skill in read if isinstance(skill, Skill)]
-        tried = iter(self._checks.tried(good))
-        outcomes = [next(tried) if isinstance(skill, Skill) else skill for skill in read]
-        named = list(zip(files, outcomes, strict=True))
-        refusals = [f"{file}: {why}" for file, why in named if isinstance(why, str)]
+            storage.write_atomic(self._transcript.folder / file, text.encode(errors="replace"))
+            read[file] = self._with_reward(text, fixed)
+        good = {file: skill for file, skill in read.items() if isinstance(skill, Skill)}
+        tried = dict(zip(good, self._checks.tried([*good.values()]), strict=True))
+        outcomes = {**read, **tried}
+        refusals = [f"{file}: {why}" for file, why in outcomes.items() if isinstance(why, str)]
         passed = {}
-        for file, approval in named:
+        for file, approval in outcomes.items():
             if isinstance(approval, CodeApproval):
                 self._checks.store.keep(approval)
                 passed[file] = _digest(self._transcript.folder / file)

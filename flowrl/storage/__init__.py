@@ -347,10 +347,11 @@ def remove_tree(path: Path) -> None:
     flush(trash.parent)
 
 
-def _fail_by_path(_: Any, path: str, raised: tuple[Any, OSError, Any]) -> NoReturn:
+def _fail_by_path(_: Any, path: str, raised: Any) -> NoReturn:
     """Name the whole path in an error of `rmtree`, which names what is below an open folder."""
-    raised[1].filename = path
-    raise raised[1]
+    error: OSError = raised[1]
+    error.filename = path
+    raise error
 
 
 def _renamed_or_marked(path: Path) -> Path | None:
