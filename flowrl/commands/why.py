@@ -20,7 +20,7 @@ from flowrl.viewing.curves import read_lines
 
 _ENDS = ("waiting", "failed", "held")  # what follows an attempt without a result
 _BEGUN = ("preparing", "running", "merging")
-_SHOWN = 5  # needs, attempts and lines of a log, so that all is one screen
+_SHOWN = 5  # needs, attempts and lines of a log, so that all is one screen; twice as many steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +120,7 @@ def _lines_of_known(row: SkillRow, facts: dict[str, Any]) -> list[str]:
     if row.success_rate is not None:
         frames = f"after {row.frames or 0:,} of {row.total_frames:,} frames"
         lines.append(f"{percent(row.success_rate)} success so far, {frames}")
-    steps = enumerate(facts["steps"], 1)
+    steps = [*enumerate(facts["steps"], 1)][-2 * _SHOWN :]
     lines += [f"{n:3}  {step['skill']}: {percent(step['success_rate'])}" for n, step in steps]
     for need in facts["waits_for"][:_SHOWN]:
         share = "" if need["success_rate"] is None else f", {percent(need['success_rate'])} success"

@@ -19,7 +19,7 @@ from flowrl import cli, storage
 from flowrl.measures.causes import Explanation, explain
 from flowrl.measures.episodes import EpisodesOrigin
 from flowrl.paths import GraphPaths
-from flowrl.runs import PlannedStep, StepEnds, read_result, read_run, write_result
+from flowrl.runs import PlannedStep, StepEnds, read_result, read_run, write_result, write_run
 from tests.commands.making import DONE, FAILED, WAITING, running, save, tell_progress
 from tests.parallel.making import TABLE, WOOD
 from tests.viewing.test_episodes import recorded
@@ -214,6 +214,12 @@ def test_a_skill_that_trains_says_how_often_its_steps_succeed_so_far(graph_paths
     ]
     told = json.loads(flowrl("why", graph_paths.root, TABLE, "--json").out)
     assert told["steps"][0] == {"skill": WOOD, "success_rate": 0.9}
+    run = read_run(graph_paths.run(1, TABLE))
+    write_run(graph_paths.run(1, TABLE), replace(run, plan=(*run.plan[:1] * 40, *run.plan[1:])))
+    tell_progress(graph_paths.run(1, TABLE), step_success=(0.9,) * 40 + (0.25,))
+    lines = flowrl("why", graph_paths.root, TABLE).out.splitlines()
+    assert len(lines) < 24, "a long plan is one screen, too"
+    assert f" 41  {TABLE}: 25%" in lines
 
 
 @given(
