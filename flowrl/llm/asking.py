@@ -1,4 +1,4 @@
-"""The flags of commands that ask a language model, and the places of what it writes."""
+"""Commands that ask a language model, and the places of what it writes."""
 
 from __future__ import annotations
 
@@ -8,18 +8,10 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from flowrl import storage
-from flowrl.arguments import (
-    Count,
-    CountOrZero,
-    Frames,
-    ReportCommand,
-    Seconds,
-    Seed,
-)
-from flowrl.config import BottomUpConfig, Sandbox
+from flowrl.config import BottomUpConfig
 from flowrl.errors import EXIT_BUDGET, ConfigError, FileRefusedError, FlowrlError
 from flowrl.games.base import find_game
 from flowrl.knowledge.asking import facts_of
@@ -37,6 +29,7 @@ from flowrl.llm.exchange import (
     Message,
     tokens_of,
 )
+from flowrl.llm.flags import AskingFlags
 from flowrl.llm.transcript import (
     Accepted,
     Begun,
@@ -57,10 +50,7 @@ from flowrl.reports.status import read_rows
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.skill import Skill, load_skill
 from flowrl.skills.validation.cache import ApprovalStore
-from flowrl.storage.records import above, within
 from flowrl.tuning.contest import Contest, Standing
-
-Temperature = Annotated[float, within(0.0, 2.0)]
 
 
 class BudgetUsedUpError(FlowrlError):
@@ -70,39 +60,8 @@ class BudgetUsedUpError(FlowrlError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AskingCommand(ReportCommand):
-    """The flags of a command that asks a language model."""
-
-    base_url: str = ""
-    """Endpoint, as https://api.openai.com/v1."""
-    model: str = ""
-    """The endpoint's model."""
-    api_key_env: str = "OPENAI_API_KEY"
-    """Name of the environment variable that holds the key."""
-    temperature: Temperature | None = None
-    """Temperature of the model's choices (default: the endpoint's own)."""
-    seed: Seed | None = None
-    """Seed of the model's choices, for endpoints that take one."""
-    timeout_seconds: Annotated[Seconds, above(0)] = 120.0
-    """Seconds that one answer may take, with its retries."""
-    retries: CountOrZero = 4
-    """Further tries after 408, 429, 5xx or a lost connection; Retry-After is obeyed."""
-    llm_candidates: Annotated[Count, within(1, 16)] = 4
-    """Rewards to ask for. In a graph those that pass all checks are trained side by side."""
-    llm_repairs: Annotated[CountOrZero, within(0, 20)] = 3
-    """Rounds of corrections of each of the two answers."""
-    llm_context_tokens: Count = 8_000
-    """Tokens that the graph, examples and former failures take in a question at most."""
-    llm_calls: Count = 40
-    """Requests that a wish may take at most, retries and earlier starts included."""
-    llm_tokens: Frames = 400_000
-    """Tokens that it may take at most, of questions and answers."""
-    llm_seconds: Annotated[Seconds, above(0)] = 1_800.0
-    """Seconds that it may wait for the endpoint at most."""
-    llm_replay: Path | None = None
-    """Answer from the transcripts in this folder, or from one, instead of an endpoint."""
-    sandbox: Sandbox = "auto"
-    """Confine the dry run by bubblewrap; auto: if it is there."""
+class AskingCommand(AskingFlags):
+    """A command that asks a language model."""
 
     def _opened(self, place: Destination, begun: Begun) -> tuple[Transcript, Begun]:
         """Return the transcript of a wish, and what is told, as in a replay if there is one."""
@@ -188,20 +147,11 @@ class AskingCommand(ReportCommand):
     def _client(self, budget: Budget) -> Any:
         """Return the client; ConfigError if its package, imported now, is missing."""
         try:
-            from flowrl.llm.client import ChatClient, Endpoint
+            from flowrl.llm.client import ChatClient
         except ImportError as error:
             extra = "pip install '.[llm]' in flowrl's folder"
             raise ConfigError(f"flowrl write needs {extra}: {error}") from error
-        endpoint = Endpoint(
-            base_url=self.base_url,
-            model=self.model,
-            api_key_env=self.api_key_env,
-            temperature=self.temperature,
-            seed=self.seed,
-            timeout_seconds=self.timeout_seconds,
-            retries=self.retries,
-        )
-        return ChatClient(endpoint, budget)
+        return ChatClient(self.endpoint, budget)
 
     def _clean(self, text: str) -> str:
         """Return a text without secrets and the user's own folder."""

@@ -6,22 +6,16 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
-
-import tyro
 
 from flowrl import storage
-from flowrl.arguments import (
-    Count,
-    FramesOrZero,
-    Needs,
-)
 from flowrl.config import PPOConfig
 from flowrl.console import print_report
 from flowrl.errors import ConfigError
 from flowrl.games.base import find_game
 from flowrl.llm.asking import AskingCommand, Destination, graph_destination
+from flowrl.llm.flags import WriteFlags
 from flowrl.llm.transcript import (
+    NEXT,
     Accepted,
     Answered,
     Chosen,
@@ -37,7 +31,7 @@ _WISH_LIMIT = 2_000  # characters
 
 
 @dataclass(frozen=True, kw_only=True)
-class WriteCommand(AskingCommand):
+class WriteCommand(AskingCommand, WriteFlags):
     """Let a language model write a skill that checks must admit.
 
     Examples:
@@ -45,21 +39,6 @@ class WriteCommand(AskingCommand):
       flowrl write "Collect a sapling" -o my_skills --llm_replay docs/replays
       flowrl write exp/demo --next --target "a diamond" --base_url http://localhost:8000/v1
     """
-
-    wish: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="WISH")]] = ""
-    """The skill to write, in plain words."""
-    next: bool = False
-    """Instead of a wish: let the model choose a skill that is new and within reach."""
-    target: Annotated[str, Needs(next=True)] = ""
-    """With --next: what the new skill is to lead towards, in plain words."""
-    output: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None
-    """Instead of a graph, a folder for the skill's file; its skills and the library's are known."""
-    env_name: str | None = None
-    """With -o: the game (default: Craftax-Classic-Symbolic-v1); a graph knows its own."""
-    candidate_timesteps: FramesOrZero = 300_000
-    """Environment steps with which each reward is trained; 0 takes the first that passes."""
-    max_concurrent: Count = 2
-    """Most of these runs side by side."""
 
     def __call__(self) -> int:
         """Ask, check, keep; returns 1 for a wish that is given up."""
@@ -110,8 +89,7 @@ class WriteCommand(AskingCommand):
         names = " ".join(sorted(place.graph.skills))
         digest = hashlib.sha256(names.encode()).hexdigest()[:8]
         towards = f", on the way to: {self.target}" if self.target else ""
-        asked = "choose the skill to learn next, new and within reach of what the skills gain"
-        return f"{asked}{towards} (beside {len(place.graph.skills)} skills, {digest})"
+        return f"{NEXT}{towards} (beside {len(place.graph.skills)} skills, {digest})"
 
     def _kept(self, place: Destination, transcript: Transcript, files: Sequence[Path]) -> str:
         """Keep the first candidate, or the one that is best in training; returns where."""
