@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ from flowrl.llm.transcript import (
     given_up,
     open_transcript,
 )
-from flowrl.llm.writing import Checks, Writer
+from flowrl.llm.writing import Checks, GivenUpError, Writer, accepted_files
 from flowrl.parallel.events import Verb
 from flowrl.parallel.health import daemon_of
 from flowrl.parallel.recovery import recorded_config
@@ -50,7 +50,8 @@ from flowrl.reports.status import read_rows
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.skill import Skill, load_skill
 from flowrl.skills.validation.cache import ApprovalStore
-from flowrl.tuning.contest import Contest, Standing
+from flowrl.skills.validation.dry_run import SkillCode
+from flowrl.tuning.contest import Contest, Standing, earlier_standings
 
 
 class BudgetUsedUpError(FlowrlError):
@@ -144,6 +145,25 @@ class AskingCommand(AskingFlags):
         transcript.note(accepted)
         return accepted
 
+    def _rewards_for(self, place: Destination, present: Skill) -> list[Path]:
+        """Ask for other rewards of a skill; an answer that is kept is not paid for again."""
+        digest = SkillCode.of(present, place.env_name).digest[:8]
+        reward = {"task_reward": present.reward, **place.said.get(present.name, {})}
+        tried = [row.facts for row in earlier_standings(place.paths, present.name)]
+        wish = f"improve {present.name} ({digest})"
+        transcript, begun = self._opened(
+            place, self._begun_with(place, wish, present=reward, tried=tried)
+        )
+        accepted = transcript.find(Accepted)
+        try:
+            accepted = accepted or self._asked(place, transcript, begun, present=present)
+        except GivenUpError as error:
+            reasons = "; ".join(str(error).split("\n"))
+            raise GivenUpError(f"no reward of the model passes: {reasons}") from error
+        if not transcript.ended:
+            transcript.end()
+        return accepted_files(transcript, accepted)
+
     def _client(self, budget: Budget) -> Any:
         """Return the client; ConfigError if its package, imported now, is missing."""
         try:
@@ -197,13 +217,18 @@ class Destination:
         send_request(self.paths, Verb.ADD, skill.name)
         return f"added to {self.paths.root}"
 
-    def contest(self, files: Sequence[Path], *, frames: int, most: int) -> Contest:
-        """Return the contest of candidates in files, which share their contract."""
+    def having(self, skill: Skill) -> Destination:
+        """Return the place with a new skill, or this text of it if a killed start has kept it."""
+        kept = skill.name in self.graph.skills
+        graph = self.graph.replacing(skill) if kept else self.graph.plus([skill])
+        return replace(self, graph=graph)
+
+    def contest(self, files: Mapping[str, Path], *, frames: int, most: int) -> Contest:
+        """Return the contest of candidates in files by their labels, which share their contract."""
         assert self.config
-        texts = {file.name: load_skill(file, env_name=self.env_name) for file in files}
+        texts = {name: load_skill(file, env_name=self.env_name) for name, file in files.items()}
         first, *_ = texts.values()
-        kept = first.name in self.graph.skills  # by a start that was killed
-        graph = self.graph if kept else self.graph.plus([first])
+        graph = self.having(first).graph
         graphs = {name: graph.replacing(text) for name, text in texts.items()}
         given: dict[str, Any] = {"graph_paths": self.paths, "config": self.config}
         return Contest(skill=first.name, graphs=graphs, frames=frames, most=most, **given)

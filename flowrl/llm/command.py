@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,7 @@ from flowrl.llm.transcript import (
 from flowrl.llm.writing import GivenUpError, accepted_files
 from flowrl.paths import GraphPaths, is_graph, refuse_other_folder
 from flowrl.skills.graph import SkillGraph
-from flowrl.skills.skill import load_library
+from flowrl.skills.skill import load_library, load_skill
 from flowrl.storage import locks
 
 _WISH_LIMIT = 2_000  # characters
@@ -93,19 +94,36 @@ class WriteCommand(AskingCommand, WriteFlags):
 
     def _kept(self, place: Destination, transcript: Transcript, files: Sequence[Path]) -> str:
         """Keep the first candidate, or the one that is best in training; returns where."""
-        if place.config is None or len(files) < 2 or not self.candidate_timesteps:
+        alone = len(files) < 2 and self.llm_rounds == 1
+        if place.config is None or alone or not self.candidate_timesteps:
             return place.keep(files[0])
-        contest = place.contest(files, frames=self.candidate_timesteps, most=self.max_concurrent)
-        if need := contest.missing():
-            return f"{place.keep(files[0])}, not compared, because {need!r} has no expert yet"
-        outcome = contest.run()
-        best = outcome.standings[0]
-        named = {file.name: file for file in files}
-        file = named[best.label] if best.successes else files[0]
-        transcript.choose(Chosen(file=file.name, standings=outcome.lines))
+        named, file, left = {file.name: file for file in files}, files[0], self.llm_rounds
+        while True:
+            contest = place.contest(
+                named, frames=self.candidate_timesteps, most=self.max_concurrent
+            )
+            if need := contest.missing():
+                return f"{place.keep(file)}, not compared, because {need!r} has no expert yet"
+            outcome = contest.run()
+            best = outcome.standings[0]
+            file = named[best.label] if best.successes else file
+            left -= 1
+            if not (more := self._more(place, file) if left else []):
+                break
+            named = {os.path.relpath(each, transcript.folder): each for each in (file, *more)}
+        chosen = os.path.relpath(file, transcript.folder)
+        transcript.choose(Chosen(file=chosen, standings=outcome.lines))
         if not best.successes:
             return f"{place.keep(file)}, the first one, because none succeeded"
         return place.keep_trained(file, contest, best)
+
+    def _more(self, place: Destination, file: Path) -> list[Path]:
+        """Ask for other rewards of the skill in a file, as its contests went; [] if none passes."""
+        present = load_skill(file, env_name=place.env_name)
+        try:
+            return self._rewards_for(place.having(present), present)
+        except GivenUpError:
+            return []
 
     def _folder(self, folder: Path) -> Destination:
         """Return a folder of skills as the place of the new one."""

@@ -92,3 +92,5 @@ class WriteFlags(AskingFlags):
     """Environment steps with which each reward is trained; 0 takes the first that passes."""
     max_concurrent: Count = 2
     """Most of these runs side by side."""
+    llm_rounds: Annotated[Count, within(1, 10), Needs(candidate_timesteps=1)] = 1
+    """Contests, each further one with rewards that the model gives once told of the last one's."""

@@ -24,6 +24,8 @@ from flowrl.parallel.notifying import tell_failure
 from flowrl.paths import GraphPaths, printable
 
 WRITING = "writing"  # the notice
+# Contests would take the cores of the graph's own runs, and none of their experts is kept.
+_NO_CONTEST = "--candidate_timesteps=0"
 _OWN = ("graph_path", "wish", "next", "output", "env_name")
 # Beside threads nothing of ours may run between fork and exec: the child ties itself to its parent.
 _PROGRAM = """import sys
@@ -39,9 +41,8 @@ class Writing:
 
     def __init__(self, wanted: int, flags: str | None, graph_paths: GraphPaths) -> None:
         """Take the flags of `flowrl write`; ConfigError if one is wrong, or the endpoint."""
-        # Contests would take the cores of the graph's own runs, and none of their experts is kept.
-        own = ("write", f"--graph_path={graph_paths.root}", "--next", "--candidate_timesteps=0")
-        self._words = (*own, *_checked(flags or "")) if wanted else own
+        words = _checked(flags or "") if wanted else []
+        self._words = ("write", f"--graph_path={graph_paths.root}", "--next", *words)
         self._wanted, self._graph_paths = wanted, graph_paths
         self._asks, self._written = wanted > 0, 0
         self._child: Child | None = None
@@ -105,7 +106,7 @@ class Writing:
 def _checked(flags: str) -> list[str]:
     """Return the words of the flags; ConfigError if one is wrong, or the endpoint."""
     try:
-        words = shlex.split(flags)
+        words = [_NO_CONTEST, *shlex.split(flags)]
         given, origins = arguments.read(WriteFlags, words, prog="flowrl write", layers={})
         arguments.check_needs(WriteFlags, {**vars(given), "next": True}, origins)
         if own := [name for name in _OWN if name in origins]:

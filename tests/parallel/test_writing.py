@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
+import subprocess
+import sys
 
 import psutil
 import pytest
@@ -56,6 +57,14 @@ def answers(place: Place) -> int:
     return sum(isinstance(event, Answered) for each in transcripts(place) for event in each)
 
 
+def writer_of(daemon: subprocess.Popen[str]) -> psutil.Process:
+    """The child that writes, beside trainers that have ended."""
+    children = psutil.Process(daemon.pid).children()
+    [found] = [each for each in children if each.status() != psutil.STATUS_ZOMBIE]
+    assert "--next" in found.cmdline()
+    return found
+
+
 def told(place: Place) -> str:
     return notices.read(place.graph_paths).get(WRITING, "")
 
@@ -87,14 +96,13 @@ def test_an_endpoint_that_hangs_holds_up_nothing_and_its_child_ends_with_the_sch
     """The scheduler is killed, interrupted and ended; then the same command goes on."""
     place.order({TABLE: {"gate": "open"}})
     endpoint.delay_seconds = 600.0
+    endpoint.say = lambda data: contract() if '"wish"' in data else rewards()
     for number, sent in enumerate((signal.SIGKILL, signal.SIGINT, signal.SIGTERM), start=1):
         daemon = place.start(*words(endpoint, 1, target=TABLE))
         until(lambda number=number: len(endpoint.asked) == number)
         place.open("open")
         until(lambda: place.statuses() == {WOOD: "completed", TABLE: "completed"})
-        [child] = [
-            each for each in psutil.Process(daemon.pid).children() if "--next" in each.cmdline()
-        ]
+        child = writer_of(daemon)
         assert daemon.poll() is None, "it stays while the child asks"
         daemon.send_signal(sent)
         expected = -sent if sent == signal.SIGKILL else EXIT_INTERRUPTED
@@ -161,11 +169,9 @@ def test_a_stop_ends_the_child_and_begins_no_other(place, endpoint):
     endpoint.delay_seconds = 600.0
     daemon = place.start(*words(endpoint, 1))
     until(lambda: endpoint.asked)
-    [child] = psutil.Process(daemon.pid).children()
-    code = os.spawnlp(
-        os.P_WAIT, "python", "python", "-m", "flowrl", "stop", str(place.graph_paths.root)
-    )
-    assert code == 0
+    child = writer_of(daemon)
+    stop = [sys.executable, "-m", "flowrl", "stop", str(place.graph_paths.root)]
+    subprocess.run(stop, check=True)
     assert ended(daemon)[0] == 0
     assert not child.is_running()
     assert len(endpoint.asked) == 1
