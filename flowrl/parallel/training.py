@@ -98,8 +98,7 @@ def train_graph(config: BottomUpConfig, *, screen: Screen) -> int:
     filmer = Filmer(config.video_after, graph_paths)
     writing = Writing(config.write_skills, config.write_flags, graph_paths)
     opened = _open(graph_paths, config)
-    devices = opened.devices
-    scheduler = open_scheduler(graph_paths, config.schedule, config.launch, devices=devices)
+    scheduler = open_scheduler(graph_paths, config.schedule, config.launch, devices=opened.devices)
     # Nothing in the folder has changed before this line.
     with notifier, filmer, writing, scheduler, screen(graph_paths):
         scheduler.when_there_is_room(partial(_set_up, graph_paths, config, opened, scheduler))
@@ -107,7 +106,7 @@ def train_graph(config: BottomUpConfig, *, screen: Screen) -> int:
             graph_paths,
             config,
             opened.graph,
-            devices=devices,
+            devices=opened.devices,
             confinement=opened.confinement,
             skills=opened.skills,
         )
@@ -121,12 +120,11 @@ def train_graph(config: BottomUpConfig, *, screen: Screen) -> int:
         )
         strict = config.graph.strict
         feeder = Feeder(flow, opened.sources, scheduler, skills=opened.skills, strict=strict)
+        end = partial(_end, scheduler, (notifier, filmer))
         scheduler.set_callbacks(
             backend=backend,
-            on_skill_complete=partial(
-                _end, scheduler, (notifier, filmer), feeder.on_skill_complete
-            ),
-            on_skill_failed=partial(_end, scheduler, (notifier, filmer), feeder.on_skill_failed),
+            on_skill_complete=partial(end, feeder.on_skill_complete),
+            on_skill_failed=partial(end, feeder.on_skill_failed),
             on_add=partial(_add_kept, config, backend, feeder),
             on_retrain=partial(_take_changed, config, backend, feeder),
             more=partial(_more_may_come, writing, flow, scheduler),
