@@ -385,8 +385,9 @@ def _following(argument: Argument, word: str, queue: deque[str]) -> list[str]:
             raise ConfigError(f"{flag} takes no value; to turn it off say --no_{argument.name}")
         return []
     taken = [value] if equals else []
-    while not equals and queue and not queue[0].startswith("--") and (argument.many or not taken):
-        if taken and _is_flag(queue[0]):
+    while not equals and queue and (argument.many or not taken):
+        name = queue[0].partition("=")[0]  # "--lr 1" in quotes is a value of words
+        if (name.startswith("--") and " " not in name) or (taken and _is_flag(queue[0])):
             break  # -o after the values of a flag that takes several
         taken.append(queue.popleft())
     if not taken or "" in taken:

@@ -345,8 +345,7 @@ class LaunchConfig(Configuration):
     cpus_per_run: CountOrZero = 0
     """CPUs that a run without a GPU is pinned to, none of them shared; 0 shares all."""
     sandbox: Sandbox = "auto"
-    """Confine trainers to their own run folder, without network, by bubblewrap; auto: if it is
-    there."""
+    """Confine trainers to their run folder, without network, by bubblewrap; auto: if there."""
     run_memory: Positive | None = None
     """Most bytes of memory of one run, e.g. 8G; a run that is seen with more is killed."""
     run_disk: Positive | None = None
@@ -418,6 +417,10 @@ class BottomUpConfig(StartConfig):
     has ended. It gets a JSON line on its standard input, and 20 seconds."""
     video_after: VideoAfter = "never"
     """Film each skill once it is merged, by `flowrl play --keep` while a processor is idle."""
+    write_skills: CountOrZero = 0
+    """Skills that a language model writes, one by one, once no skill is left to start."""
+    write_flags: Annotated[str | None, Needs(write_skills=1)] = None
+    """Flags of `flowrl write` for that, in quotes, as "--base_url URL --model NAME"."""
 
 
 def checked(config: Config) -> Config:

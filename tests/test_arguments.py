@@ -307,3 +307,11 @@ def test_a_missing_config_names_only_toml_files(tmp_path):
         (tmp_path / name).touch()
     with pytest.raises(ConfigError, match=r"closest is 'nowher\.toml'$"):
         parse(BottomUpConfig, ["graph", "--config", str(tmp_path / "nowhere.toml")])
+
+
+def test_a_value_in_quotes_may_begin_with_a_flag():
+    words = ["exp/demo", "--write_skills", "1", "--write_flags", "--model m --seed=1"]
+    assert parse(BottomUpConfig, words).write_flags == "--model m --seed=1"
+    for value in ("--lr", "--lr=1", "--target_skill=Collect Wood"):
+        with pytest.raises(ConfigError, match="--write_flags has no value"):
+            parse(BottomUpConfig, ["--write_flags", value])

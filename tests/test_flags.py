@@ -589,6 +589,21 @@ def notify(bench):
     assert not bench.graph_paths.root.exists()
 
 
+@arrives
+def write_skills(bench):
+    said = "--write_flags: an endpoint is asked that you name"
+    with pytest.raises(ConfigError, match=said):
+        bottomup_parallel.train(bench.parsed("--launcher=local", "--write_skills=1"))
+    assert not bench.graph_paths.root.exists()
+
+
+@arrives
+def write_flags(bench):
+    words = ("--write_skills=1", "--write_flags", "--model m --base_url ftp://x")
+    with pytest.raises(ConfigError, match="--base_url is 'ftp://x'"):
+        bottomup_parallel.train(bench.parsed("--launcher=local", *words))
+
+
 def test_the_environment_chooses_the_library(bench):
     other = f"--graph_path={bench.folder / 'full'}"
     classic, full = bench.handed_out(), bench.handed_out("--env_name=Craftax-Symbolic-v1", other)

@@ -20,8 +20,8 @@ import numpy as np
 
 from flowrl.judging.judge import Item, JudgeUnavailableError, describe
 from flowrl.judging.openai import EndpointJudge, question_of
-from flowrl.llm.client import RETRIES, TIMEOUT_SECONDS, WHY_LIMIT, late, unavailable
-from flowrl.llm.exchange import Budget
+from flowrl.llm.client import WHY_LIMIT, late, unavailable
+from flowrl.llm.exchange import RETRIES, TIMEOUT_SECONDS, Budget
 
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # else a table is fetched as it is imported
 

@@ -26,8 +26,8 @@ from flowrl.judging.judge import (
     describe,
     judgement,
 )
-from flowrl.llm.client import RETRIES, TIMEOUT_SECONDS, UNREADABLE, WHY_LIMIT, ChatClient, Endpoint
-from flowrl.llm.exchange import Budget, Cost, EndpointError
+from flowrl.llm.client import UNREADABLE, WHY_LIMIT, ChatClient
+from flowrl.llm.exchange import RETRIES, TIMEOUT_SECONDS, Budget, Cost, Endpoint, EndpointError
 from flowrl.paths import printable
 from flowrl.redaction import redacted, secrets_of
 from flowrl.storage import records

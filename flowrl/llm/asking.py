@@ -1,25 +1,17 @@
-"""The flags of commands that ask a language model, and the places of what it writes."""
+"""Commands that ask a language model, and the places of what it writes."""
 
 from __future__ import annotations
 
 import functools
 import json
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from flowrl import storage
-from flowrl.arguments import (
-    Count,
-    CountOrZero,
-    Frames,
-    ReportCommand,
-    Seconds,
-    Seed,
-)
-from flowrl.config import BottomUpConfig, Sandbox
+from flowrl.config import BottomUpConfig
 from flowrl.errors import EXIT_BUDGET, ConfigError, FileRefusedError, FlowrlError
 from flowrl.games.base import find_game
 from flowrl.knowledge.asking import facts_of
@@ -37,6 +29,7 @@ from flowrl.llm.exchange import (
     Message,
     tokens_of,
 )
+from flowrl.llm.flags import AskingFlags
 from flowrl.llm.transcript import (
     Accepted,
     Begun,
@@ -45,7 +38,7 @@ from flowrl.llm.transcript import (
     given_up,
     open_transcript,
 )
-from flowrl.llm.writing import Checks, Writer
+from flowrl.llm.writing import Checks, GivenUpError, Writer, accepted_files
 from flowrl.parallel.events import Verb
 from flowrl.parallel.health import daemon_of
 from flowrl.parallel.recovery import recorded_config
@@ -57,10 +50,8 @@ from flowrl.reports.status import read_rows
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.skill import Skill, load_skill
 from flowrl.skills.validation.cache import ApprovalStore
-from flowrl.storage.records import above, within
-from flowrl.tuning.contest import Contest, Standing
-
-Temperature = Annotated[float, within(0.0, 2.0)]
+from flowrl.skills.validation.dry_run import SkillCode
+from flowrl.tuning.contest import Contest, Standing, earlier_standings
 
 
 class BudgetUsedUpError(FlowrlError):
@@ -70,39 +61,8 @@ class BudgetUsedUpError(FlowrlError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AskingCommand(ReportCommand):
-    """The flags of a command that asks a language model."""
-
-    base_url: str = ""
-    """Endpoint, as https://api.openai.com/v1."""
-    model: str = ""
-    """The endpoint's model."""
-    api_key_env: str = "OPENAI_API_KEY"
-    """Name of the environment variable that holds the key."""
-    temperature: Temperature | None = None
-    """Temperature of the model's choices (default: the endpoint's own)."""
-    seed: Seed | None = None
-    """Seed of the model's choices, for endpoints that take one."""
-    timeout_seconds: Annotated[Seconds, above(0)] = 120.0
-    """Seconds that one answer may take, with its retries."""
-    retries: CountOrZero = 4
-    """Further tries after 408, 429, 5xx or a lost connection; Retry-After is obeyed."""
-    llm_candidates: Annotated[Count, within(1, 16)] = 4
-    """Rewards to ask for. In a graph those that pass all checks are trained side by side."""
-    llm_repairs: Annotated[CountOrZero, within(0, 20)] = 3
-    """Rounds of corrections of each of the two answers."""
-    llm_context_tokens: Count = 8_000
-    """Tokens that the graph, examples and former failures take in a question at most."""
-    llm_calls: Count = 40
-    """Requests that a wish may take at most, retries and earlier starts included."""
-    llm_tokens: Frames = 400_000
-    """Tokens that it may take at most, of questions and answers."""
-    llm_seconds: Annotated[Seconds, above(0)] = 1_800.0
-    """Seconds that it may wait for the endpoint at most."""
-    llm_replay: Path | None = None
-    """Answer from the transcripts in this folder, or from one, instead of an endpoint."""
-    sandbox: Sandbox = "auto"
-    """Confine the dry run by bubblewrap; auto: if it is there."""
+class AskingCommand(AskingFlags):
+    """A command that asks a language model."""
 
     def _opened(self, place: Destination, begun: Begun) -> tuple[Transcript, Begun]:
         """Return the transcript of a wish, and what is told, as in a replay if there is one."""
@@ -185,15 +145,33 @@ class AskingCommand(ReportCommand):
         transcript.note(accepted)
         return accepted
 
+    def _rewards_for(self, place: Destination, present: Skill) -> list[Path]:
+        """Ask for other rewards of a skill; an answer that is kept is not paid for again."""
+        digest = SkillCode.of(present, place.env_name).digest[:8]
+        reward = {"task_reward": present.reward, **place.said.get(present.name, {})}
+        tried = [row.facts for row in earlier_standings(place.paths, present.name)]
+        wish = f"improve {present.name} ({digest})"
+        transcript, begun = self._opened(
+            place, self._begun_with(place, wish, present=reward, tried=tried)
+        )
+        accepted = transcript.find(Accepted)
+        try:
+            accepted = accepted or self._asked(place, transcript, begun, present=present)
+        except GivenUpError as error:
+            reasons = "; ".join(str(error).split("\n"))
+            raise GivenUpError(f"no reward of the model passes: {reasons}") from error
+        if not transcript.ended:
+            transcript.end()
+        return accepted_files(transcript, accepted)
+
     def _client(self, budget: Budget) -> Any:
         """Return the client; ConfigError if its package, imported now, is missing."""
         try:
-            from flowrl.llm.client import ChatClient, Endpoint
+            from flowrl.llm.client import ChatClient
         except ImportError as error:
             extra = "pip install '.[llm]' in flowrl's folder"
             raise ConfigError(f"flowrl write needs {extra}: {error}") from error
-        flags = {field.name: getattr(self, field.name) for field in fields(Endpoint)}
-        return ChatClient(Endpoint(**flags), budget)
+        return ChatClient(self.endpoint, budget)
 
     def _clean(self, text: str) -> str:
         """Return a text without secrets and the user's own folder."""
@@ -238,13 +216,18 @@ class Destination:
         send_request(self.paths, Verb.ADD, skill.name)
         return f"added to {self.paths.root}"
 
-    def contest(self, files: Sequence[Path], *, frames: int, most: int) -> Contest:
-        """Return the contest of candidates in files, which share their contract."""
+    def having(self, skill: Skill) -> Destination:
+        """Return the place with a new skill, or this text of it if a killed start has kept it."""
+        kept = skill.name in self.graph.skills
+        graph = self.graph.replacing(skill) if kept else self.graph.plus([skill])
+        return replace(self, graph=graph)
+
+    def contest(self, files: Mapping[str, Path], *, frames: int, most: int) -> Contest:
+        """Return the contest of candidates in files by their labels, which share their contract."""
         assert self.config
-        texts = {file.name: load_skill(file, env_name=self.env_name) for file in files}
+        texts = {name: load_skill(file, env_name=self.env_name) for name, file in files.items()}
         first, *_ = texts.values()
-        kept = first.name in self.graph.skills  # by a start that was killed
-        graph = self.graph if kept else self.graph.plus([first])
+        graph = self.having(first).graph
         graphs = {name: graph.replacing(text) for name, text in texts.items()}
         given: dict[str, Any] = {"graph_paths": self.paths, "config": self.config}
         return Contest(skill=first.name, graphs=graphs, frames=frames, most=most, **given)

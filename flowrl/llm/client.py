@@ -9,91 +9,39 @@ of bounded size. An answer is read without trust, and may hold the key: callers 
 from __future__ import annotations
 
 import json
-import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from contextvars import copy_context
-from dataclasses import dataclass
 from functools import partial
 from multiprocessing import TimeoutError as PoolTimeoutError
 from multiprocessing.pool import ThreadPool
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 import httpx
 import openai
 
-from flowrl.errors import ConfigError
-from flowrl.llm.exchange import MALFORMED, Budget, Completion, EndpointError, Form, Message
+from flowrl.llm.exchange import (
+    MALFORMED,
+    Budget,
+    Completion,
+    Endpoint,
+    EndpointError,
+    Form,
+    Message,
+)
 from flowrl.paths import printable
-from flowrl.redaction import redacted, secrets_of
 
-KEY = "OPENAI_API_KEY"
-RETRIES, TIMEOUT_SECONDS = 4, 60.0
 WHY_LIMIT = 300
 MOST_BYTES = 2**20  # of an answer
 UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 _PLAIN = {"accept-encoding": "identity"}  # a header: a small answer could unpack to gigabytes
 _QUOTED = 60  # characters of an answer
 _LACKING = (400, 422, 501)  # statuses of an endpoint that does not know a form of answers
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _FENCED = "\nAnswer with one JSON object of this schema, between ```json and ```:\n"
 _FENCE = re.compile(r"```(?:json)?\s*\n(.*?)```", re.DOTALL)
 Result = TypeVar("Result")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Endpoint:
-    """An endpoint and a model, and how they are asked; ConfigError if it cannot be."""
-
-    base_url: str
-    model: str
-    api_key_env: str = KEY
-    temperature: float | None = None
-    seed: int | None = None
-    timeout_seconds: float = TIMEOUT_SECONDS
-    retries: int = RETRIES
-
-    def __post_init__(self) -> None:
-        try:
-            parts = urlsplit(self.base_url)
-            good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        except ValueError:  # no port, or half an IPv6 address
-            raise ConfigError("--base_url is no address; give one such as https://x/v1") from None
-        if not good or "@" in parts.netloc:
-            given = f"{parts.scheme}://…@{parts.hostname}" if "@" in parts.netloc else self.base_url
-            raise ConfigError(
-                f"an endpoint is asked that you name, and --base_url is {printable(given)!r}; "
-                "give one such as https://api.openai.com/v1, without a user or a password"
-            )
-        if not self.model:
-            raise ConfigError(f"--model is missing; give a name that {self.place} knows")
-        if not _VARIABLE.fullmatch(self.api_key_env):
-            raise ConfigError(
-                "--api_key_env is not the name of a variable; give the name, never the key itself"
-            )
-        if not self.key.isascii() or not self.key.isprintable():
-            raise ConfigError(f"{self.api_key_env} holds no key: it has characters that no key has")
-        if not self.key:
-            raise ConfigError(
-                f"{self.api_key_env} is not set; export the key, or any word if none is needed"
-            )
-
-    @property
-    def place(self) -> str:
-        """The host and port; the rest of the address may hold a secret."""
-        return urlsplit(self.base_url).netloc
-
-    @property
-    def key(self) -> str:
-        """The key, which is nowhere but in the environment."""
-        return os.environ.get(self.api_key_env, "").strip()
-
-    def redacted(self, text: str) -> str:
-        """Return a text of the endpoint's, or of an error's, without secrets."""
-        return redacted(text, secrets_of(os.environ, [self.api_key_env]))
 
 
 class ChatClient:

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
-
-import tyro
 
 from flowrl import storage
-from flowrl.arguments import (
-    Count,
-    FramesOrZero,
-    Needs,
-)
 from flowrl.config import PPOConfig
 from flowrl.console import print_report
 from flowrl.errors import ConfigError
 from flowrl.games.base import find_game
 from flowrl.llm.asking import AskingCommand, Destination, graph_destination
+from flowrl.llm.flags import WriteFlags
 from flowrl.llm.transcript import (
+    NEXT,
     Accepted,
     Answered,
     Chosen,
@@ -30,14 +25,14 @@ from flowrl.llm.transcript import (
 from flowrl.llm.writing import GivenUpError, accepted_files
 from flowrl.paths import GraphPaths, is_graph, refuse_other_folder
 from flowrl.skills.graph import SkillGraph
-from flowrl.skills.skill import load_library
+from flowrl.skills.skill import load_library, load_skill
 from flowrl.storage import locks
 
 _WISH_LIMIT = 2_000  # characters
 
 
 @dataclass(frozen=True, kw_only=True)
-class WriteCommand(AskingCommand):
+class WriteCommand(AskingCommand, WriteFlags):
     """Let a language model write a skill that checks must admit.
 
     Examples:
@@ -45,21 +40,6 @@ class WriteCommand(AskingCommand):
       flowrl write "Collect a sapling" -o my_skills --llm_replay docs/replays
       flowrl write exp/demo --next --target "a diamond" --base_url http://localhost:8000/v1
     """
-
-    wish: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="WISH")]] = ""
-    """The skill to write, in plain words."""
-    next: bool = False
-    """Instead of a wish: let the model choose a skill that is new and within reach."""
-    target: Annotated[str, Needs(next=True)] = ""
-    """With --next: what the new skill is to lead towards, in plain words."""
-    output: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None
-    """Instead of a graph, a folder for the skill's file; its skills and the library's are known."""
-    env_name: str | None = None
-    """With -o: the game (default: Craftax-Classic-Symbolic-v1); a graph knows its own."""
-    candidate_timesteps: FramesOrZero = 300_000
-    """Environment steps with which each reward is trained; 0 takes the first that passes."""
-    max_concurrent: Count = 2
-    """Most of these runs side by side."""
 
     def __call__(self) -> int:
         """Ask, check, keep; returns 1 for a wish that is given up."""
@@ -110,24 +90,40 @@ class WriteCommand(AskingCommand):
         names = " ".join(sorted(place.graph.skills))
         digest = hashlib.sha256(names.encode()).hexdigest()[:8]
         towards = f", on the way to: {self.target}" if self.target else ""
-        asked = "choose the skill to learn next, new and within reach of what the skills gain"
-        return f"{asked}{towards} (beside {len(place.graph.skills)} skills, {digest})"
+        return f"{NEXT}{towards} (beside {len(place.graph.skills)} skills, {digest})"
 
     def _kept(self, place: Destination, transcript: Transcript, files: Sequence[Path]) -> str:
         """Keep the first candidate, or the one that is best in training; returns where."""
-        if place.config is None or len(files) < 2 or not self.candidate_timesteps:
+        alone = len(files) < 2 and self.llm_rounds == 1
+        if place.config is None or alone or not self.candidate_timesteps:
             return place.keep(files[0])
-        contest = place.contest(files, frames=self.candidate_timesteps, most=self.max_concurrent)
-        if need := contest.missing():
-            return f"{place.keep(files[0])}, not compared, because {need!r} has no expert yet"
-        outcome = contest.run()
-        best = outcome.standings[0]
-        named = {file.name: file for file in files}
-        file = named[best.label] if best.successes else files[0]
-        transcript.choose(Chosen(file=file.name, standings=outcome.lines))
+        named, file, left = {file.name: file for file in files}, files[0], self.llm_rounds
+        while True:
+            contest = place.contest(
+                named, frames=self.candidate_timesteps, most=self.max_concurrent
+            )
+            if need := contest.missing():
+                return f"{place.keep(file)}, not compared, because {need!r} has no expert yet"
+            outcome = contest.run()
+            best = outcome.standings[0]
+            file = named[best.label] if best.successes else file
+            left -= 1
+            if not (more := self._more(place, file) if left else []):
+                break
+            named = {os.path.relpath(each, transcript.folder): each for each in (file, *more)}
+        chosen = os.path.relpath(file, transcript.folder)
+        transcript.choose(Chosen(file=chosen, standings=outcome.lines))
         if not best.successes:
             return f"{place.keep(file)}, the first one, because none succeeded"
         return place.keep_trained(file, contest, best)
+
+    def _more(self, place: Destination, file: Path) -> list[Path]:
+        """Ask for other rewards of the skill in a file, as its contests went; [] if none passes."""
+        present = load_skill(file, env_name=place.env_name)
+        try:
+            return self._rewards_for(place.having(present), present)
+        except GivenUpError:
+            return []
 
     def _folder(self, folder: Path) -> Destination:
         """Return a folder of skills as the place of the new one."""

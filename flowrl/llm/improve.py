@@ -12,9 +12,7 @@ from flowrl.config import BottomUpConfig
 from flowrl.console import print_report
 from flowrl.errors import ConfigError, GraphError, SkillError
 from flowrl.launchers.sandbox import confinement
-from flowrl.llm.asking import AskingCommand, Destination, graph_destination
-from flowrl.llm.transcript import Accepted
-from flowrl.llm.writing import GivenUpError, accepted_files
+from flowrl.llm.asking import AskingCommand, graph_destination
 from flowrl.parallel.events import REFUSED, Verb, why_not
 from flowrl.parallel.recovery import recorded_config
 from flowrl.parallel.requests import send_request
@@ -32,7 +30,7 @@ from flowrl.skills.skill import Skill, load_skill, skill_files
 from flowrl.skills.validation.cache import ApprovalStore
 from flowrl.skills.validation.dry_run import SkillCode, approvals_of
 from flowrl.storage import locks
-from flowrl.tuning.contest import Contest, ContestOutcome, Standing, earlier_standings
+from flowrl.tuning.contest import Contest, ContestOutcome, Standing
 
 _PRESENT = "present text"
 _MAY_DIFFER = ("description", "requirements", "reward", "training", "like", "provided_by")
@@ -99,27 +97,8 @@ class ImproveCommand(AskingCommand):
             return texts
         place = graph_destination(self.graph_path)
         with locks.held(place.paths.transcripts / "write.lock", timeout_seconds=0):
-            asked = self._asked_for(place, present)
+            asked = self._rewards_for(place, present)
         return texts | {f"{file.parent.name}/{file.name}": file for file in asked}
-
-    def _asked_for(self, place: Destination, present: Skill) -> list[Path]:
-        """Ask for rewards; an answer that is kept is not paid for again."""
-        digest = SkillCode.of(present, place.env_name).digest[:8]
-        reward = {"task_reward": present.reward, **place.said[present.name]}
-        tried = [row.facts for row in earlier_standings(place.paths, present.name)]
-        wish = f"improve {present.name} ({digest})"
-        transcript, begun = self._opened(
-            place, self._begun_with(place, wish, present=reward, tried=tried)
-        )
-        accepted = transcript.find(Accepted)
-        try:
-            accepted = accepted or self._asked(place, transcript, begun, present=present)
-        except GivenUpError as error:
-            reasons = "; ".join(str(error).split("\n"))
-            raise GivenUpError(f"no reward of the model passes: {reasons}") from error
-        if not transcript.ended:
-            transcript.end()
-        return accepted_files(transcript, accepted)
 
     def _report(
         self,

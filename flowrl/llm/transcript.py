@@ -21,6 +21,7 @@ from flowrl.llm.exchange import Completion, Cost, Form
 from flowrl.storage import records
 from flowrl.storage.records import Natural, Positive
 
+NEXT = "choose the skill to learn next, new and within reach of what the skills gain"  # a wish
 _SHOWN = 40  # characters of two texts that differ
 _REMEDY = "restore it from a copy, or move it away to ask anew"
 
@@ -221,6 +222,19 @@ def given_up(folder: Path) -> list[str]:
     """Return the reasons for which wishes were given up, by their transcripts in a folder."""
     ends = [event for path in sorted(folder.glob("*.jsonl")) for event in read_events(path)]
     return [why for event in ends if isinstance(event, Ended) for why in event.reasons]
+
+
+def granted_next(folder: Path, known: Callable[[str], bool]) -> int:
+    """Return how many wishes that leave the choice to the model were granted or given up.
+
+    An accepted skill that is known counts, too: its writer was killed before the last line.
+    """
+    found = [read_events(path) for path in folder.glob("*.jsonl")]
+    asked = [e for e in found if e and isinstance(e[0], Begun) and e[0].wish.startswith(NEXT)]
+    return sum(
+        any(isinstance(e, Ended) or (isinstance(e, Accepted) and known(e.skill)) for e in events)
+        for events in asked
+    )
 
 
 def find_source(place: Path, wish: str, env_name: str) -> tuple[Path, Begun]:

@@ -106,6 +106,8 @@ class SkillScheduler:
         self._last_tick = self._clock()
         self._on_text: dict[Verb, Callable[[str], object]] = {}
         self._on_tick: Callable[[], object] = lambda: None
+        self._more: Callable[[], bool] = lambda: False
+        self._more_may_come = False  # after the last tick
         self._unreported: list[Entry] = []  # ends whose callback is to be called again
 
     def __enter__(self) -> SkillScheduler:
@@ -163,7 +165,7 @@ class SkillScheduler:
         self._state = None
         self._pending.clear()
 
-    def set_callbacks(
+    def set_callbacks(  # noqa: PLR0913 — each is a callback
         self,
         *,
         backend: Backend | None = None,
@@ -172,6 +174,7 @@ class SkillScheduler:
         on_add: Callable[[str], object] | None = None,
         on_retrain: Callable[[str], object] | None = None,
         on_tick: Callable[[], object] | None = None,
+        more: Callable[[], bool] | None = None,
     ) -> None:
         """Set the backend and the callbacks; later calls add to earlier ones.
 
@@ -183,11 +186,12 @@ class SkillScheduler:
 
         `on_add` is called with the name of a skill that a user asks to add to the graph,
         `on_retrain` with that of one to train under its new text, both perhaps twice. An error of
-        flowrl's is the request's refusal. `on_tick` is called at the beginning of each tick.
+        flowrl's is the request's refusal. `on_tick` is called at the beginning of each tick, and
+        `more` by `run` after it: while that returns True, requests to add skills are waited for.
         """
         of_text = {Verb.ADD: on_add, Verb.RETRAIN: on_retrain}
         self._on_text |= {verb: call for verb, call in of_text.items() if call}
-        self._on_tick = on_tick or self._on_tick
+        self._on_tick, self._more = on_tick or self._on_tick, more or self._more
         if backend is not None:
             self._executor = CommandExecutor(self.launcher, backend, self._limits, self.disk)
         given = {Completed: on_skill_complete, Failed: on_skill_failed}
@@ -276,7 +280,7 @@ class SkillScheduler:
         handles = [handle for _, handle in self.state.launched()]
         limits = (self._limits.seconds_left(handle) for handle in handles)
         most = math.inf if self.disk.ok and not self._unreported else PROBE_SECONDS
-        if self._started_executor().stop_is_owed:
+        if self._started_executor().stop_is_owed or self._more_may_come:
             most = _LOOK_SECONDS
         until = time.monotonic() + max(0.0, min(seconds, most, *limits))
         while (left := until - time.monotonic()) > 0 and not self.inbox.waiting:
@@ -288,7 +292,8 @@ class SkillScheduler:
         self._clear_sessions()
         while True:
             self.tick()
-            done = self.state.settled or self.state.stop_is_due
+            self._more_may_come = self._more()
+            done = (self.state.settled and not self._more_may_come) or self.state.stop_is_due
             if done and not self._pending and not self._unreported and self.save():
                 if self.state.stop_mode:
                     self.stopped_on_request = True

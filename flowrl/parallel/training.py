@@ -47,6 +47,7 @@ from flowrl.parallel.status import CANCELLED, Failed, percent
 from flowrl.parallel.training_backend import TrainingBackend, merge_rule
 from flowrl.parallel.training_processor import recover_graph
 from flowrl.parallel.training_setup import expert_of
+from flowrl.parallel.writing import WRITING, Writing
 from flowrl.paths import GraphPaths, refuse_other_folder
 from flowrl.runs import CodeApproval
 from flowrl.skills.graph import SkillGraph
@@ -95,17 +96,17 @@ def train_graph(config: BottomUpConfig, *, screen: Screen) -> int:
     graph_paths = GraphPaths(config.graph.graph_path)
     notifier = Notifier(config.notify, graph_paths)
     filmer = Filmer(config.video_after, graph_paths)
+    writing = Writing(config.write_skills, config.write_flags, graph_paths)
     opened = _open(graph_paths, config)
-    devices = opened.devices
-    scheduler = open_scheduler(graph_paths, config.schedule, config.launch, devices=devices)
+    scheduler = open_scheduler(graph_paths, config.schedule, config.launch, devices=opened.devices)
     # Nothing in the folder has changed before this line.
-    with notifier, filmer, scheduler, screen(graph_paths):
+    with notifier, filmer, writing, scheduler, screen(graph_paths):
         scheduler.when_there_is_room(partial(_set_up, graph_paths, config, opened, scheduler))
         backend = TrainingBackend(
             graph_paths,
             config,
             opened.graph,
-            devices=devices,
+            devices=opened.devices,
             confinement=opened.confinement,
             skills=opened.skills,
         )
@@ -119,14 +120,14 @@ def train_graph(config: BottomUpConfig, *, screen: Screen) -> int:
         )
         strict = config.graph.strict
         feeder = Feeder(flow, opened.sources, scheduler, skills=opened.skills, strict=strict)
+        end = partial(_end, scheduler, (notifier, filmer))
         scheduler.set_callbacks(
             backend=backend,
-            on_skill_complete=partial(
-                _end, scheduler, (notifier, filmer), feeder.on_skill_complete
-            ),
-            on_skill_failed=partial(_end, scheduler, (notifier, filmer), feeder.on_skill_failed),
+            on_skill_complete=partial(end, feeder.on_skill_complete),
+            on_skill_failed=partial(end, feeder.on_skill_failed),
             on_add=partial(_add_kept, config, backend, feeder),
             on_retrain=partial(_take_changed, config, backend, feeder),
+            more=partial(_more_may_come, writing, flow, scheduler),
         )
         if config.schedule.auto_scaling:
             scheduler.set_callbacks(on_tick=Scaling(scheduler, backend.share_cpus).tick)
@@ -152,6 +153,12 @@ def _end(
     follow(skill)
     for each in told:
         each.skill(scheduler.state.entries[skill])
+
+
+def _more_may_come(writing: Writing, flow: Flow, scheduler: SkillScheduler) -> bool:
+    """Have a skill written if none is left to hand out; returns whether one may come."""
+    none_left = flow.next_skill() is None and not scheduler.state.stop_mode and scheduler.disk.ok
+    return writing.may_come(begin=none_left)
 
 
 def _open(graph_paths: GraphPaths, config: BottomUpConfig) -> OpenedGraph:
@@ -206,7 +213,7 @@ def _set_up(
     recover_graph(graph_paths)
     scheduler.add_skills(known_skills(graph_paths, opened.graph, scheduler.state))
     record_graph(graph_paths, config.ppo)
-    for earlier in (NOTICE, FAILURE, FILMING):
+    for earlier in (NOTICE, FAILURE, FILMING, WRITING):
         notices.withdraw(graph_paths, earlier)
     if config.command:
         notices.publish(graph_paths, "command", config.command)

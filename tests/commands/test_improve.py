@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from flowrl.errors import EXIT_UNAVAILABLE
 from flowrl.experts.store import ExpertStore
 from flowrl.llm.transcript import Chosen, read_events
 from flowrl.parallel.health import DaemonLock
@@ -201,7 +202,12 @@ def write(graph, flowrl, monkeypatch):
     with serving(FakeEndpoint()) as endpoint:
         scripted(endpoint, [contract(), rewards(WORSE, BETTER, WOOD.reward)])
         told = ["write", graph.root, WISH, "--base_url", endpoint.url, "--model", "m", *FRAMES]
-        yield lambda code=0: flowrl(*told, code=code)
+
+        def written(*more: str, code: int = 0):
+            return flowrl(*told, *more, code=code)
+
+        written.endpoint = endpoint
+        yield written
 
 
 def test_the_best_reward_is_kept_with_its_expert_and_trained_on(graph, write):
@@ -231,6 +237,50 @@ def test_a_command_that_is_ended_before_its_last_write_goes_on(graph, write, mon
     assert len(launches(graph)) == 3
     assert [each["verb"] for each in requests(graph)] == ["train-more"]
     assert len(ExpertStore(graph).manifest().experts[2].lineage) == 1
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_further_round_is_told_of_the_contest_and_its_best_reward_is_kept(graph, write, stopped):
+    """Its reward succeeds in all episodes; a start that is stopped in it goes on there."""
+    best = WOOD.reward.replace("return ", "return 4.0 * ")
+    digest = SkillCode.of(replace(WOOD, reward=best), GAME).digest
+    ApprovalStore(graph.approvals).keep(CodeApproval(digest=digest, trusted=False))
+    order(graph, words={"4.0 *": 0.9, "2.0 *": 0.7, "0.5 *": 0.0}, success=0.3)
+    answers = [contract(), rewards(WORSE, BETTER, WOOD.reward), rewards(best)]
+    endpoint = scripted(write.endpoint, answers)
+    say = endpoint.say
+
+    def say_and_refuse(data: str) -> str:
+        endpoint.status, endpoint.refuse = 401, int(stopped and len(endpoint.asked) == 2)
+        return say(data)
+
+    endpoint.say = say_and_refuse
+    if stopped:
+        assert "refuses the key" in write("--llm_rounds=2", code=EXIT_UNAVAILABLE).err
+        assert "Fell Trees" not in SkillSources(graph).recorded()
+    said = write("--llm_rounds=2").out
+    assert "Fell Trees: added to" in said
+    assert [line.split(":")[0].strip() for line in said.splitlines()[1::3]] == [
+        *("../2/candidate_1.py", "candidate_2.py")
+    ]
+    told = endpoint.asked[2]["messages"][-1]["content"]
+    assert '"candidate": "candidate_1.py",\n   "success_rate": 0.0,' in told
+    assert '"terms": [\n    {\n     "source": "a",' in told
+    assert SkillSources(graph).recorded()["Fell Trees"].reward == best
+    chosen = [e for e in read_events(graph.transcripts / "1.jsonl") if isinstance(e, Chosen)]
+    assert chosen[0].file == "../2/candidate_1.py"
+    assert write("--llm_rounds=2").out.startswith("Fell Trees: granted before")
+    assert len(endpoint.asked) == 3 + stopped
+    assert len(launches(graph)) == 5
+
+
+def test_a_further_round_without_a_reward_that_passes_changes_nothing(graph, write):
+    answers = [contract(), rewards(WORSE, BETTER, WOOD.reward), "I cannot."]
+    scripted(write.endpoint, answers)
+    assert "Fell Trees: added to" in write("--llm_rounds=3", "--llm_repairs=1").out
+    assert SkillSources(graph).recorded()["Fell Trees"].reward == BETTER
+    assert len(write.endpoint.asked) == 4
+    assert len(launches(graph)) == 3
 
 
 def end(*_: object) -> None:

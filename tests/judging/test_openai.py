@@ -12,7 +12,7 @@ from tests.judging.making import at_step
 
 pytest.importorskip("openai", reason="the extra 'llm' is not installed")
 from flowrl.judging import openai as judging
-from flowrl.llm.client import KEY as VARIABLE
+from flowrl.llm.exchange import KEY as VARIABLE
 
 ITEM = SkillText(skill="Dig", text='{"name": "Dig"}')
 
