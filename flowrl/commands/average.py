@@ -16,11 +16,7 @@ from flowrl.averaging.rules import Rule, average
 from flowrl.averaging.state import from_row, to_row
 from flowrl.config import RuleName
 from flowrl.console import print_report
-from flowrl.errors import (
-    ConfigError,
-    ExpertCorruptError,
-    FileRefusedError,
-)
+from flowrl.errors import ConfigError, ExpertCorruptError, FileRefusedError
 from flowrl.experts import manifest as manifests
 from flowrl.experts.store import ExpertStore
 from flowrl.output import check_output

@@ -21,11 +21,7 @@ from flowrl.parallel.events import DONE, MOST_PRIORITY, REFUSED, Response, Verb,
 from flowrl.parallel.health import daemon_of, in_words
 from flowrl.parallel.recovery import recorded_config
 from flowrl.parallel.requests import send_request
-from flowrl.parallel.skill_sources import (
-    SkillSources,
-    keep_new_skills,
-    keep_other_text,
-)
+from flowrl.parallel.skill_sources import SkillSources, keep_new_skills, keep_other_text
 from flowrl.parallel.state import SchedulerState, StateFile
 from flowrl.parallel.status import Running
 from flowrl.paths import GraphPaths, graph_or_sweep, printable, refuse_other_folder

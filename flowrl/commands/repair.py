@@ -18,13 +18,7 @@ from flowrl.experts import manifest as manifests
 from flowrl.experts.repair import rollback, whole_generation
 from flowrl.experts.store import ExpertStore, refuse_misplaced
 from flowrl.parallel.health import DaemonLock
-from flowrl.parallel.recovery import (
-    found_skills,
-    inspect,
-    recover_state,
-    repair,
-    state_fault,
-)
+from flowrl.parallel.recovery import found_skills, inspect, recover_state, repair, state_fault
 from flowrl.paths import GraphPaths, SweepPaths, existing_graph
 from flowrl.storage import locks
 

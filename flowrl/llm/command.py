@@ -15,13 +15,7 @@ from flowrl.errors import ConfigError
 from flowrl.games.base import find_game
 from flowrl.llm.asking import AskingCommand, Destination, graph_destination
 from flowrl.llm.flags import WriteFlags
-from flowrl.llm.transcript import (
-    NEXT,
-    Accepted,
-    Answered,
-    Chosen,
-    Transcript,
-)
+from flowrl.llm.transcript import NEXT, Accepted, Answered, Chosen, Transcript
 from flowrl.llm.writing import GivenUpError, accepted_files
 from flowrl.paths import GraphPaths, is_graph, refuse_other_folder
 from flowrl.skills.graph import SkillGraph

@@ -18,13 +18,7 @@ from typing import Any, get_args
 
 from flowrl import arguments, command_line, notices, storage
 from flowrl.config import ENGINES, BottomUpConfig, LaunchConfig, PPOConfig, flags, with_flags
-from flowrl.errors import (
-    ConfigError,
-    FileRefusedError,
-    KeptSkillError,
-    SkillError,
-    closest,
-)
+from flowrl.errors import ConfigError, FileRefusedError, KeptSkillError, SkillError, closest
 from flowrl.experts.store import ExpertStore
 from flowrl.games.base import check_coverage, find_game
 from flowrl.launchers.sandbox import confinement

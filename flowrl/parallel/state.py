@@ -29,12 +29,7 @@ from typing import Any
 
 from flowrl import storage
 from flowrl.config import ScheduleConfig
-from flowrl.errors import (
-    FileRefusedError,
-    FormatVersionError,
-    GraphError,
-    NameRefusedError,
-)
+from flowrl.errors import FileRefusedError, FormatVersionError, GraphError, NameRefusedError
 from flowrl.launchers.base import Handle
 from flowrl.parallel.events import Command, Response, StatusChange, StopMode
 from flowrl.parallel.status import (

@@ -36,12 +36,7 @@ from flowrl.parallel.skill_sources import (
     skill_configs,
     trained_skills,
 )
-from flowrl.parallel.start import (
-    check_machine,
-    device_slots,
-    open_scheduler,
-    refuse_shared_folder,
-)
+from flowrl.parallel.start import check_machine, device_slots, open_scheduler, refuse_shared_folder
 from flowrl.parallel.state import StateFile
 from flowrl.parallel.status import CANCELLED, Failed, percent
 from flowrl.parallel.training_backend import TrainingBackend, merge_rule

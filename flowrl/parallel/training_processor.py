@@ -32,13 +32,7 @@ from flowrl.errors import (
 from flowrl.experts import array_check, repair
 from flowrl.experts.array_check import ArrayReport
 from flowrl.experts.manifest import KEPT_GENERATIONS, Manifest, generations
-from flowrl.experts.merge import (
-    Candidate,
-    MergeDecision,
-    MergeRule,
-    UseCandidate,
-    frame_count,
-)
+from flowrl.experts.merge import Candidate, MergeDecision, MergeRule, UseCandidate, frame_count
 from flowrl.experts.store import Commit, ExpertStore, refuse_misplaced
 from flowrl.launchers.run_status import lock_held
 from flowrl.launchers.sandbox import Confinement

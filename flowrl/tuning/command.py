@@ -26,21 +26,9 @@ from flowrl.tuning.outcome import (
     success_in_fresh_worlds,
 )
 from flowrl.tuning.running import progress_line, publish, run_trials, show
-from flowrl.tuning.start import (
-    SweepConfig,
-    begun,
-    new_record,
-    refuse_other_flags,
-    training_config,
-)
+from flowrl.tuning.start import SweepConfig, begun, new_record, refuse_other_flags, training_config
 from flowrl.tuning.sweep import create_sweep
-from flowrl.tuning.trials import (
-    Sweep,
-    next_trial,
-    open_sweep,
-    prolong,
-    read_trials,
-)
+from flowrl.tuning.trials import Sweep, next_trial, open_sweep, prolong, read_trials
 
 
 def run_sweep(config: SweepConfig) -> int:

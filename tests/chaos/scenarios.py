@@ -27,10 +27,7 @@ from flowrl.parallel.events import Verb
 from flowrl.parallel.requests import send_request
 from flowrl.parallel.state import SchedulerState, StateFile
 from flowrl.parallel.status import Entry, Running, Waiting
-from flowrl.parallel.training_processor import (
-    process_completed_training,
-    verified_candidates,
-)
+from flowrl.parallel.training_processor import process_completed_training, verified_candidates
 from flowrl.parallel.training_setup import (
     KEPT_FAILURES,
     PreparedRun,

@@ -20,14 +20,7 @@ from flowrl.parallel.requests import Inbox, send_request
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.paths import GraphPaths
 from tests import machine
-from tests.launchers.conftest import (  # noqa: F401
-    SUCCEED,
-    end_of,
-    local,
-    make_job,
-    nothing_survives,
-    until,
-)
+from tests.launchers.conftest import SUCCEED, end_of, local, make_job, nothing_survives, until  # noqa: F401
 from tests.parallel.making import TABLE, WOOD
 from tests.parallel.scheduling import JobsBackend, exited, lines, words
 from tests.parallel.stand_in_story import Place, ended

@@ -5,12 +5,7 @@ import numpy as np
 import pytest
 
 from flowrl.experts import checkpoint
-from flowrl.networks.moe import (
-    ActorCritic,
-    init_expert,
-    stack_experts,
-    take_expert,
-)
+from flowrl.networks.moe import ActorCritic, init_expert, stack_experts, take_expert
 from flowrl.runs import expert_shapes
 from tests.networks.making import words_of
 

@@ -10,13 +10,7 @@ import pytest
 
 from flowrl.errors import GraphError
 from flowrl.skills.graph import SkillGraph
-from flowrl.skills.levels import (
-    count_for,
-    direct_needs,
-    entry_needs,
-    ephemeral_items,
-    needs_before,
-)
+from flowrl.skills.levels import count_for, direct_needs, entry_needs, ephemeral_items, needs_before
 from flowrl.skills.skill import Skill, Step
 from tests.skills.making import skill
 from tests.skills.simulation import simulate

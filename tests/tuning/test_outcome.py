@@ -18,14 +18,7 @@ from flowrl.paths import GraphPaths, SweepPaths
 from flowrl.reports.status import read_rows
 from flowrl.storage import records
 from flowrl.tuning import outcome
-from flowrl.tuning.outcome import (
-    Gain,
-    SweepOutcome,
-    apply_winner,
-    decide,
-    forget,
-    keep_winner,
-)
+from flowrl.tuning.outcome import Gain, SweepOutcome, apply_winner, decide, forget, keep_winner
 from flowrl.tuning.sweep import create_sweep, prepare_trial
 from flowrl.tuning.trials import BegunTrial, Sweep
 from tests.parallel.making import GRAPH, LIBRARY, WOOD, finish, train
