@@ -179,7 +179,7 @@ class RetrainCommand(OneSkillCommand):
                 f"flowrl: the text of {printable(skill.name)} is the one that its expert was "
                 "trained on: it is trained anew all the same, with other luck\n"
             )
-        keep_other_text(graph_paths, config, skill)
+        keep_other_text(graph_paths, config, skill, ["its user gave another text"])
         return self._send(self.verb, skill.name)
 
 

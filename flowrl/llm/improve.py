@@ -81,7 +81,8 @@ class ImproveCommand(AskingCommand):
         best, present = outcome.standings[0], outcome.of(_PRESENT)
         if best.label == _PRESENT or best.interval[0] <= present.rate:
             return self._report(row.skill, outcome, refused, _why_kept(best, present))
-        keep_other_text(graph_paths, config, graphs[best.label].skills[row.skill])
+        other = graphs[best.label].skills[row.skill]
+        keep_other_text(graph_paths, config, other, outcome.lines)
         send_request(graph_paths, Verb.RETRAIN, row.skill)
         begins = f"it is trained anew by {last_command(graph_paths)}"
         said = f"{best.label} replaces the present text; {begins}"

@@ -246,7 +246,7 @@ class SkillSources:
         self.refused.discard(path)
 
     def correct(self, skill: Skill, evidence: Sequence[str]) -> None:
-        """Keep a skill with another contract, and its former text with the evidence against it."""
+        """Keep another text of a skill, and the former one with the evidence against it."""
         path = self._graph_paths.skill_file(skill.name)
         former = path.parent / _FORMER
         storage.make_dir(former)
@@ -272,7 +272,7 @@ class SkillSources:
         """Return the library, with the kept skills where they are fixed or the library has none.
 
         A warning tells of each kept skill that the library has otherwise, unless `tell` is False
-        or the kept text is a correction of the library's.
+        or the kept text has taken the place of the library's.
         """
         fixed = self._fixed()
         recorded = self.recorded().items()
@@ -293,12 +293,13 @@ class SkillSources:
         return {**library, **kept}
 
     def _former(self, skill: Skill) -> Iterator[Skill]:
-        """The texts of a kept skill that were corrected, with the present settings."""
+        """The former texts of a kept skill, with the present settings."""
         path = self._graph_paths.skill_file(skill.name)
         for former in (path.parent / _FORMER).glob(f"{path.stem}.*.json"):
             told = records.read_document(former)
-            del told["evidence"]
-            yield _present(Skill.from_json(told), skill, {})
+            told.pop("evidence", None)
+            with suppress(SkillError):  # this version does not admit its code
+                yield _present(Skill.from_json(told), skill, {})
 
     def _born_with(self) -> Mapping[str, str]:
         """The library's skills when the graph was begun, with their digests."""
@@ -357,10 +358,12 @@ def keep_new_skills(
         sources.record(skill)
 
 
-def keep_other_text(graph_paths: GraphPaths, config: BottomUpConfig, skill: Skill) -> None:
+def keep_other_text(
+    graph_paths: GraphPaths, config: BottomUpConfig, skill: Skill, evidence: Sequence[str]
+) -> None:
     """Check another text of a graph's skill, try its code and keep it; raises as `keep_new_skills`.
 
-    It may need other skills than before, if these have experts.
+    It may need other skills than before, if these have experts. The former text stays beside it.
     """
     sources, trust = SkillSources(graph_paths), config.graph.trust_skills
     trained = trained_skills(graph_paths)
@@ -370,7 +373,10 @@ def keep_other_text(graph_paths: GraphPaths, config: BottomUpConfig, skill: Skil
     game = config.ppo.env_name
     approvals = approve_skills(graph_paths, [skill], game, trust=trust, confine=confine)
     ApprovalStore(graph_paths.approvals).keep(approvals[skill.name])
-    sources.keep_anew(skill)
+    if sources.recorded().get(skill.name, skill) == skill:
+        sources.keep_anew(skill)
+    else:
+        sources.correct(skill, evidence)
 
 
 def trained_skills(graph_paths: GraphPaths) -> set[str]:

@@ -113,7 +113,10 @@ def test_the_better_text_replaces_the_present_one_and_is_trained_anew(graph, flo
     runs = [read_run(sweep.trial(number, 0)) for number in range(3)]
     assert {(run.config["seed"], run.config["total_timesteps"]) for run in runs} == {(0, 10_000)}
     assert sorted(run.config["lr"] for run in runs) == [1e-3, 3e-3, 1e-2]
-    assert SkillSources(graph).recorded()[WOOD.name].training == {"lr": 3e-3}
+    sources = SkillSources(graph)
+    assert sources.recorded()[WOOD.name].training == {"lr": 3e-3}
+    [former] = sources._former(sources.recorded()[WOOD.name])
+    assert former.reward == WOOD.reward, "so that its file is no news to a later start"
     assert [(each["verb"], each["skill"]) for each in requests(graph)] == [("retrain", WOOD.name)]
 
 

@@ -255,3 +255,17 @@ def test_a_text_that_the_graph_corrected_itself_is_not_told(tmp_path, caplog, ti
     other = dataclasses.replace(written, gain={"own": Amount(per=9, base=0)})
     assert sources.over({"Own": other})["Own"].gain == corrected.gain
     assert "Own has changed since this graph began to train it" in caplog.text
+
+
+def test_a_former_text_that_this_version_refuses_says_nothing(tmp_path, caplog):
+    graph_paths, written = GraphPaths(tmp_path), make_skill("Own", gain="own")
+    keep(graph_paths, written)
+    sources = SkillSources(graph_paths)
+    sources._fixed = lambda: {"Own"}
+    corrected = dataclasses.replace(written, gain={"own": Amount(per=2, base=0)})
+    sources.correct(corrected, ["gain of own: 40 of 40 had more"])
+    (former,) = (graph_paths.skill_files / "former").iterdir()
+    told = records.read_document(former)
+    records.write(former, told | {"reward": "import os"})
+    assert sources.over({"Own": written})["Own"].gain == corrected.gain
+    assert "Own has changed since this graph began to train it" in caplog.text
