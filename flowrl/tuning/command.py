@@ -9,12 +9,9 @@ from typing import Any
 from flowrl.arguments import GraphCommand
 from flowrl.config import BottomUpConfig
 from flowrl.errors import EXIT_RESUMABLE, ConfigError
-from flowrl.launchers import sandbox
 from flowrl.parallel.skill_sources import SkillSources, check_graph_record, open_graph
-from flowrl.parallel.start import check_machine, device_slots, open_scheduler, refuse_shared_folder
 from flowrl.paths import GraphPaths, SweepPaths, existing_graph, refuse_other_folder, slug
 from flowrl.skills.graph import SkillGraph
-from flowrl.skills.validation.dry_run import approve_skills, keep_approvals
 from flowrl.storage import records
 from flowrl.storage.records import Word
 from flowrl.tuning.outcome import (
@@ -25,7 +22,7 @@ from flowrl.tuning.outcome import (
     read_outcome,
     success_in_fresh_worlds,
 )
-from flowrl.tuning.running import progress_line, publish, run_trials, show
+from flowrl.tuning.running import progress_line, publish, run_trials, show, trial_scheduler
 from flowrl.tuning.start import SweepConfig, begun, new_record, refuse_other_flags, training_config
 from flowrl.tuning.sweep import create_sweep
 from flowrl.tuning.trials import Sweep, next_trial, open_sweep, prolong, read_trials
@@ -48,32 +45,19 @@ def run_sweep(config: SweepConfig) -> int:
         raise ConfigError(f"{sweep_paths.root} is no sweep yet; name its --skill")
     training = training_config(config, graph_paths, known)
     check_graph_record(graph_paths, training.ppo)
-    each = config.schedule.devices_per_run
-    devices = device_slots(config.launch, training.ppo, each=each)
     sources = SkillSources(graph_paths)
     graph = open_graph(training, sources)
     sweep = known or Sweep(sweep_paths, new_record(config, training, graph_paths, graph))
     if config.keep_winner and not sweep.search.confirm:
         raise ConfigError("--keep_winner keeps a confirmed point's expert; --confirm 0 has none")
-    confinement = sandbox.confinement(config.launch.sandbox, graph_paths.root)
-    skill = sweep.record.skill
-    approvals = approve_skills(
-        graph_paths,
-        [graph.skills[name] for name in (*graph.all_needs(skill), skill)],
-        training.ppo.env_name,
-        trust=training.graph.trust_skills,
-        confine=confinement.in_folder,
-    )
-    check_machine(graph_paths.root, training.ppo, training.launch)
-    refuse_shared_folder(graph_paths.root, trust=training.graph.trust_folder)
-    scheduler = open_scheduler(sweep_paths, training.schedule, training.launch, devices=devices)
-    with scheduler:
-        keep_approvals(sweep_paths, approvals)
+    how: dict[str, Any] = {"graph_paths": graph_paths, "training": training}
+    opened = trial_scheduler(sweep_paths, sweep.record.skill, [graph], **how)
+    with opened as (scheduler, confinement):
         if known:
             sweep = prolong(known, config.search, config.origins)
         else:
             create_sweep(sweep, graph_paths, graph)
-        how: dict[str, Any] = {"training": training, "confinement": confinement}
+        how = {"training": training, "confinement": confinement}
         run_trials(sweep, {"": graph}, scheduler, timeout=config.timeout, **how)
         if scheduler.stopped_on_request:
             return EXIT_RESUMABLE

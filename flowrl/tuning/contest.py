@@ -20,17 +20,14 @@ from flowrl.config import BottomUpConfig
 from flowrl.console import RUNS_GO_ON
 from flowrl.errors import EXIT_RESUMABLE, ConfigError, FlowrlError
 from flowrl.experts.merge import wilson
-from flowrl.launchers import sandbox
 from flowrl.parallel.skill_sources import SkillConfig, skill_configs, trained_skills
-from flowrl.parallel.start import check_machine, device_slots, open_scheduler, refuse_shared_folder
 from flowrl.paths import GraphPaths, SweepPaths, slug
 from flowrl.runs import read_result
 from flowrl.skills.graph import SkillGraph
-from flowrl.skills.validation.dry_run import approve_skills, keep_approvals
 from flowrl.storage import records
 from flowrl.storage.records import Natural, Positive, Share, within
 from flowrl.tuning.outcome import EPISODES, FRESH_SEED, EvaluateTrials, keep_expert, played
-from flowrl.tuning.running import publish, run_trials
+from flowrl.tuning.running import publish, run_trials, trial_scheduler
 from flowrl.tuning.search import SearchConfig
 from flowrl.tuning.start import OF_TRIALS
 from flowrl.tuning.sweep import create_sweep, expert_number
@@ -223,31 +220,14 @@ class Contest:
         if need := self.missing():
             train = self.graph_paths.command("train", "--target_skill", need)
             raise ConfigError(f"{self.skill} needs {need}, which has no expert yet; {train}")
-        training, root = self.training, self.graph_paths.root
-        confinement = sandbox.confinement(training.launch.sandbox, root)
-        approvals = [
-            approve_skills(
-                self.graph_paths,
-                [graph.skills[name] for name in (*graph.all_needs(self.skill), self.skill)],
-                training.ppo.env_name,
-                trust=training.graph.trust_skills,
-                confine=confinement.in_folder,
-            )
-            for graph in self.graphs.values()
-        ]
-        check_machine(root, training.ppo, training.launch)
-        refuse_shared_folder(root, trust=training.graph.trust_folder)
-        each = training.schedule.devices_per_run
-        devices = device_slots(training.launch, training.ppo, each=each)
-        scheduler = open_scheduler(self.paths, training.schedule, training.launch, devices=devices)
-        with scheduler:
-            for granted in approvals:
-                keep_approvals(self.paths, granted)
+        how: dict[str, Any] = {"graph_paths": self.graph_paths, "training": self.training}
+        opened = trial_scheduler(self.paths, self.skill, self.graphs.values(), **how)
+        with opened as (scheduler, confinement):
             known = self.paths.sweep_json.exists()
             sweep = open_sweep(self.paths) if known else Sweep(self.paths, self._record())
             if not known:
                 create_sweep(sweep, self.graph_paths, *self.graphs.values())
-            how: dict[str, Any] = {"training": training, "confinement": confinement}
+            how = {"training": self.training, "confinement": confinement}
             try:
                 run_trials(sweep, self.graphs, scheduler, **how)
             except KeyboardInterrupt:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -15,8 +16,10 @@ from flowrl.console import progress_bar
 from flowrl.launchers import sandbox
 from flowrl.parallel.health import daemon_of
 from flowrl.parallel.scheduler import SkillScheduler
-from flowrl.paths import GraphPaths
+from flowrl.parallel.start import check_machine, device_slots, open_scheduler, refuse_shared_folder
+from flowrl.paths import GraphPaths, SweepPaths
 from flowrl.skills.graph import SkillGraph
+from flowrl.skills.validation.dry_run import approve_skills, keep_approvals
 from flowrl.tuning.outcome import read_outcome
 from flowrl.tuning.sweep import Sweeper, TrialBackend
 from flowrl.tuning.trials import (
@@ -28,6 +31,41 @@ from flowrl.tuning.trials import (
     read_trials,
     searched,
 )
+
+
+@contextmanager
+def trial_scheduler(
+    sweep_paths: SweepPaths,
+    skill: str,
+    graphs: Iterable[SkillGraph],
+    *,
+    graph_paths: GraphPaths,
+    training: BottomUpConfig,
+) -> Iterator[tuple[SkillScheduler, sandbox.Confinement]]:
+    """Yield the open scheduler of a skill's trials, and how their trainers are confined.
+
+    The code of the skill and its needs in each graph, the machine and the folder are checked first;
+    raises as these checks do, and BusyError if the sweep has a scheduler.
+    """
+    root, ppo, launch = graph_paths.root, training.ppo, training.launch
+    confinement = sandbox.confinement(launch.sandbox, root)
+    approvals = [
+        approve_skills(
+            graph_paths,
+            [graph.skills[name] for name in (*graph.all_needs(skill), skill)],
+            ppo.env_name,
+            trust=training.graph.trust_skills,
+            confine=confinement.in_folder,
+        )
+        for graph in graphs
+    ]
+    check_machine(root, ppo, launch)
+    refuse_shared_folder(root, trust=training.graph.trust_folder)
+    devices = device_slots(launch, ppo, each=training.schedule.devices_per_run)
+    with open_scheduler(sweep_paths, training.schedule, launch, devices=devices) as scheduler:
+        for granted in approvals:
+            keep_approvals(sweep_paths, granted)
+        yield scheduler, confinement
 
 
 def run_trials(
