@@ -3,24 +3,30 @@
 - repair: the answers of `tests/llm/test_repair.py`, which are good, or have one mistake that models
   make and are followed by a correct one. Ours is the share that is accepted with repairs, the
   baseline without.
-- choice: a skill of the tests' tiny game (eight berries within 30 timesteps) with four rewards:
-  good, poor (it pays from the third berry on), silent, misleading (it pays for standing at the
-  oven). Each draw has an order and a seed of its own. All four are trained and measured as `flowrl
-  write` does. Frames are those of a candidate's training until 80 % of its episodes succeed, or all
-  that it had. The ratio is those of the first candidate over those of the chosen one, the median
-  over draws.
+- choice: a skill of the tests' tiny game (three pies within 40 timesteps, from an empty basket)
+  with four rewards: good, poor (the library's reward for a pie, copied: it was written for a player
+  who has the berries, and pays for leaving the bush), silent, misleading (it pays for standing at
+  the oven). Each draw has a seed and an order of its own; each reward is the first one equally
+  often. All four are trained and measured as `flowrl write` does. Frames are those of a candidate's
+  training until 80 % of its episodes succeed, or all that it had. The ratio is those of the first
+  candidate over those of the chosen one, the median over draws.
 
-Real trainers are started: a draw takes a minute or more. `--small` makes ten draws, else there are
-thirty.
+Real trainers are started: a draw takes a minute or more. `--small` makes twelve draws, else there
+are 32.
 
 `--tick` measures something else, alone: a beat of the scheduler's loop with 1,000 skills while a
 child of `--write_skills 1` waits for an endpoint that accepts and never answers. The baseline is
 the same scheduler without it. Both are measured in turns; a ratio of 0.91 is a beat of 1.1 times.
 `chrt -f 1` before the command keeps other programs of the machine from interrupting a beat.
+
+`--skeleton` measures `flowrl improve` alone: the first text of Classic's *Defeat Skeleton*, the
+library's of today and three more compete in a graph, 300,000 frames each. `--folder` names the
+folder of the graph, which is trained up to what the texts need.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import socket
@@ -39,7 +45,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from flowrl.config import BottomUpConfig, with_flags
 from flowrl.console import start_logging
-from flowrl.games.base import known_games
+from flowrl.games.base import find_game, known_games
 from flowrl.launchers.local import LocalLauncher
 from flowrl.llm.flow import Flow
 from flowrl.measures.objectives import read_curve
@@ -57,25 +63,28 @@ from tests.games.test_a_game_of_ones_own import installed
 from tests.llm.making import Written, contract, rewards
 from tests.llm.test_repair import CONTRACTS, GOOD, REWARDS
 
+CLASSIC = "Craftax-Classic-Symbolic-v1"
 GOAL, FRAMES = 0.8, 60_000
-SKILL = '''"""Pick berries until the basket is full."""
+SKILL = '''"""Bake three pies, from an empty basket."""
 
-name = "Fill Basket"
-gain = {"basket": 1}
-max_steps = 30
+name = "Bake Three Pies"
+gain = {"baked": 1}
+max_steps = 40
 
 
 def task_is_done(inventory):
-    return inventory.berry >= 8
+    return inventory.pie >= 3
 
 
 '''
-REWARDS_OF_BASKET = {
-    "good": """def task_reward(inventory_diff, cell_diff):
-    return inventory_diff.berry + 0.1 * cell_diff
+REWARDS_OF_PIES = {
+    "good": """def task_reward(inventory, inventory_diff, cell_diff):
+    lacks = inventory.berry + inventory.pie < 3
+    picked = (inventory_diff.berry > 0) & (inventory.berry + inventory.pie <= 3)
+    return picked + inventory_diff.pie + 0.1 * jnp.where(lacks, cell_diff, -cell_diff)
 """,
-    "poor": """def task_reward(inventory, inventory_diff):
-    return (inventory.berry >= 3) * (inventory_diff.berry > 0) * 1.0
+    "poor": """def task_reward(inventory_diff, cell, cell_diff):
+    return inventory_diff.pie - 0.1 * cell_diff - 0.01 * (cell == Cell.BUSH.value)
 """,
     "silent": """def task_reward():
     return 0.0
@@ -90,10 +99,37 @@ FLAGS = {
     "use_wandb": False,
     "num_envs": 32,
     "num_steps": 32,
-    "max_task_steps": 30,
+    "max_task_steps": 40,
     "layer_size": 16,
     "lr": 2e-3,
     "success_state_rate": 0.95,
+}
+
+SKELETON_FRAMES = 300_000
+FIRST_SKELETON = '''"""Find a skeleton in the caves and defeat it."""
+
+name = "Defeat Skeleton"
+requirements = {}
+consumption = {}
+gain = {"defeated_skeleton": "1"}
+
+
+def task_is_done(achievements):
+    return achievements[Achievement.DEFEAT_SKELETON.value] > 0
+
+
+def task_reward(achievements_diff, nearest_mobs, nearest_mobs_prev):
+    now = jnp.sum(jnp.abs(nearest_mobs[2]))
+    before = jnp.sum(jnp.abs(nearest_mobs_prev[2]))
+    closer = jnp.minimum(before, 8) - jnp.minimum(now, 8)
+    reached = achievements_diff[Achievement.DEFEAT_SKELETON.value]
+    # The mob that is gone because of it was not lost sight of.
+    return jnp.where(reached > 0, 1.0, 0.1 * closer)
+'''
+OTHER_REWARDS = {
+    "near.py": "0.5 * closer",
+    "strike.py": "0.1 * closer + 0.1 * damage_dealt",
+    "alone.py": "0.0",
 }
 
 
@@ -122,46 +158,47 @@ def frames_to_goal(contest: Contest, trial: int) -> int:
 
 def draw(folder: Path, number: int) -> tuple[str, dict[str, int], list[str]]:
     """The chosen reward, the frames of each, and their order."""
-    order = random.Random(number).sample([*REWARDS_OF_BASKET], len(REWARDS_OF_BASKET))
+    kinds = [*REWARDS_OF_PIES]
+    first = kinds.pop(number % len(kinds))
+    order = [first, *random.Random(number).sample(kinds, len(kinds))]
     graph_paths = GraphPaths(folder / str(number))
     graph_paths.checkpoints.mkdir(parents=True)
     config = with_flags(BottomUpConfig(), **FLAGS, graph_path=graph_paths.root, seed=number)
     record_graph(graph_paths, config.ppo)
     graph = SkillGraph(load_library("Tiny-v1").values(), capacity=9)
-    texts = {name: SKILL + REWARDS_OF_BASKET[name] for name in order}
+    texts = {name: SKILL + REWARDS_OF_PIES[name] for name in order}
     skills = {name: parse_skill(t, place=name, env_name="Tiny-v1") for name, t in texts.items()}
-    first = graph.plus([skills[order[0]]])
+    alone = graph.plus([skills[first]])
     contest = Contest(
         graph_paths=graph_paths,
         config=config,
-        skill="Fill Basket",
-        graphs={name: first.replacing(skill) for name, skill in skills.items()},
+        skill="Bake Three Pies",
+        graphs={name: alone.replacing(skill) for name, skill in skills.items()},
         frames=FRAMES,
         most=2,
     )
     outcome = contest.run()
-    sys.stderr.write("\n".join([f"draw {number}:", *outcome.lines, ""]))
     frames = {
         each.label: frames_to_goal(contest, each.trial)
         for each in outcome.standings
         if each.trial is not None
     }
+    sys.stderr.write("\n".join([f"draw {number}: {order}, {frames}", *outcome.lines, ""]))
     return outcome.standings[0].label, frames, order
 
 
-def choice(draws: int) -> list[Row]:
+def choice(draws: range) -> list[Row]:
     """Frames to the goal of the first candidate over those of the chosen one."""
     with tempfile.TemporaryDirectory() as folder:
-        ended = [draw(Path(folder), number) for number in range(draws)]
+        ended = [draw(Path(folder), number) for number in draws]
     ours = [frames[chosen] for chosen, frames, _ in ended]
     first = [frames[order[0]] for _, frames, order in ended]
     ratios = [b / a for a, b in zip(ours, first, strict=True)]
     kinds = ", ".join(
-        f"{name} {sum(chosen == name for chosen, *_ in ended)}" for name in REWARDS_OF_BASKET
+        f"{name} {sum(chosen == name for chosen, *_ in ended)}" for name in REWARDS_OF_PIES
     )
     medians = {
-        name: statistics.median(frames[name] for _, frames, _ in ended)
-        for name in REWARDS_OF_BASKET
+        name: statistics.median(frames[name] for _, frames, _ in ended) for name in REWARDS_OF_PIES
     }
     rows = [
         Row(case=f"frames to 80 % with the {name} reward", ours=median, unit="frames")
@@ -226,10 +263,54 @@ def tick(*, rounds: int, number: int = 300) -> list[Row]:
     return [row("p99", 0, 99), row("median", 0, 50), row("p99 of the processor time", 1, 99)]
 
 
+def skeleton(folder: Path) -> list[Row]:
+    """The success of the text that `flowrl improve` chooses, and of the first one."""
+    graph, first, proposals = (folder / name for name in ("graph", "first", "proposals"))
+    for place in (first, proposals):
+        place.mkdir(parents=True, exist_ok=True)
+    (first / "skeleton.py").write_text(FIRST_SKELETON)
+    library = find_game(CLASSIC).library_folder / "26_defeat_skeleton.py"
+    (proposals / "library.py").write_text(library.read_text())
+    for name, reward in OTHER_REWARDS.items():
+        text = FIRST_SKELETON.replace("0.1 * closer", reward)
+        if "damage_dealt" in reward:
+            text = text.replace("mobs_prev)", "mobs_prev, damage_dealt)")
+        (proposals / name).write_text(text)
+
+    def flowrl(*words: str | Path) -> str:
+        argv = [sys.executable, "-m", "flowrl", *map(str, words)]
+        return subprocess.run(argv, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+    own = ["--no_use_wandb", "--success_state_rate=0.9"]
+    needs = ["--env_name", CLASSIC, "--target_skill=Make Stone Sword"]
+    flowrl("train", graph, *own, *needs)
+    text = [f"--skills_dir={first}", "--target_skill=Defeat Skeleton"]
+    flowrl("train", graph, *own, *text, "--total_timesteps=2e4", "--min_success_rate=0")
+    asked = ["--proposals", proposals, f"--candidate_timesteps={SKELETON_FRAMES}", "--json"]
+    told = flowrl("improve", graph, "Defeat Skeleton", *asked)
+    sys.stderr.write(told)
+    rates = {row["candidate"]: row["success_rate"] for row in json.loads(told)["candidates"]}
+    before = rates["present text"]
+    return [
+        Row(
+            case=f"success of {name}, and of the first text",
+            ours=rate,
+            baseline=before,
+            unit="share",
+            ratio=rate / before if before else None,
+        )
+        for name, rate in rates.items()
+        if name != "present text"
+    ]
+
+
 def main() -> None:
     """Print the table; with --json also as a file. A child does it that finds the tiny game."""
     parser = arguments(__doc__)
     parser.add_argument("--tick", action="store_true", help="a beat while an endpoint hangs")
+    parser.add_argument("--draw", type=int, default=0, help="number of the first draw")
+    parser.add_argument("--skeleton", action="store_true", help="texts of Defeat Skeleton")
+    parser.add_argument("--folder", type=Path, default=Path("exp/skeleton"), help="for --skeleton")
     asked = parser.parse_args()
     if "Tiny-v1" not in [game.name for game in known_games()]:
         with tempfile.TemporaryDirectory() as folder:
@@ -238,8 +319,15 @@ def main() -> None:
     if asked.tick:
         report("bench_write --tick", tick(rounds=6 if asked.small else 20), asked.json)
         return
+    if asked.skeleton:
+        report("bench_write --skeleton", skeleton(asked.folder), asked.json)
+        return
     start_logging()
-    report("bench_write", [repair(), *choice(10 if asked.small else 30)], asked.json)
+    report(
+        "bench_write",
+        [repair(), *choice(range(asked.draw, asked.draw + (12 if asked.small else 32)))],
+        asked.json,
+    )
 
 
 if __name__ == "__main__":

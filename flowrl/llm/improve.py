@@ -78,8 +78,10 @@ class ImproveCommand(AskingCommand):
             most=self.max_concurrent,
         )
         outcome = contest.run()
-        best, present = outcome.standings[0], outcome.of(_PRESENT)
-        if best.label == _PRESENT or best.interval[0] <= present.rate:
+        present = outcome.of(_PRESENT)
+        better = [each for each in outcome.standings if each.interval[0] > present.rate]
+        best = (better or outcome.standings)[0]
+        if not better:
             return self._report(row.skill, outcome, refused, _why_kept(best, present))
         other = graphs[best.label].skills[row.skill]
         keep_other_text(graph_paths, config, other, outcome.lines)

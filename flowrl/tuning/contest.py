@@ -11,7 +11,7 @@ import hashlib
 import json
 import secrets
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any
 
@@ -105,7 +105,7 @@ class Standing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContestOutcome:
-    """contest.json: the candidates, the best first, by lower bound, then by fewer frames."""
+    """contest.json: the candidates, as `ranked` has them."""
 
     standings: tuple[Standing, ...]
 
@@ -117,6 +117,19 @@ class ContestOutcome:
     def of(self, label: str) -> Standing:
         """The result of one candidate."""
         return next(each for each in self.standings if each.label == label)
+
+
+def ranked(standings: Iterable[Standing], *, budget: int) -> tuple[Standing, ...]:
+    """The candidates, the best first.
+
+    Those whose interval reaches the highest lower bound are as good as the best: the one with the
+    fewest frames is first, as a run ends at its goal. The others follow by their lower bounds.
+    """
+    by_bound = sorted(standings, key=lambda each: (each.trial is None, -each.interval[0]))
+    least = by_bound[0].interval[0]
+    equal = [each for each in by_bound if each.trial is not None and each.interval[1] >= least]
+    equal.sort(key=lambda each: min(each.frames, budget))
+    return (*equal, *(each for each in by_bound if each not in equal))
 
 
 def earlier_standings(graph_paths: GraphPaths, skill: str) -> list[Standing]:
@@ -280,8 +293,7 @@ class Contest:
             facts: dict[str, Any] = {"frames": ended.frames, "why": ended.why}
             facts |= {"successes": result.successes, "terms": result.terms}
             standings.append(Standing(label=name, trial=good.get(name), **facts))
-        standings.sort(key=lambda each: (each.trial is None, -each.interval[0], each.frames))
-        outcome = ContestOutcome(standings=tuple(standings))
+        outcome = ContestOutcome(standings=ranked(standings, budget=self.frames))
         records.write(self.paths.contest_json, outcome)
         publish(sweep)
         return outcome

@@ -26,6 +26,7 @@ from flowrl.skills.skill import load_skill
 from flowrl.skills.validation.cache import ApprovalStore
 from flowrl.skills.validation.dry_run import SkillCode
 from flowrl.storage import records
+from flowrl.tuning.contest import ContestOutcome, Standing, ranked
 from tests.experts.making import all_files
 from tests.judging.endpoint import KEY, FakeEndpoint, serving
 from tests.llm.making import GAME, WISH, WOOD, approve, contract, rewards, scripted
@@ -145,6 +146,23 @@ def test_without_a_surely_better_text_nothing_is_changed(graph, flowrl):
     told = flowrl("sweep", graph.root, "--name", sweep.root.name, code=2).err
     assert "compares texts of Collect Wood; the command that began it goes on with it" in told
     assert "no dimensions" in flowrl("plot", sweep.root, code=2).err
+
+
+def test_a_quick_proposal_that_is_not_surely_better_hides_none_that_is(graph, flowrl):
+    order(graph, success=0.0)
+    folder = proposals(graph, quick=at("3e-3"), sure=at("1e-2"))
+    words = ("improve", graph.root, WOOD.name, "--proposals", folder, *FRAMES, "--json")
+    flowrl(*words, code=1)
+    [sweep] = contests(graph)
+    results = {"present text": (245, 10_000), "quick.py": (250, 2_000), "sure.py": (256, 10_000)}
+    standings = [
+        Standing(label=label, trial=number, successes=successes, frames=frames)
+        for number, (label, (successes, frames)) in enumerate(results.items())
+    ]
+    found = ContestOutcome(standings=ranked(standings, budget=10_000))
+    assert found.standings[0].label == "quick.py"
+    records.write(sweep.contest_json, found)
+    assert json.loads(flowrl(*words).out)["chosen"] == "sure.py"
 
 
 def test_a_killed_contest_goes_on_with_the_same_command(graph):
