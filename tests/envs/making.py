@@ -9,7 +9,7 @@ from flowrl.games.base import find_game
 
 CLASSIC = "Craftax-Classic-Symbolic-v1"
 FULL = "Craftax-Symbolic-v1"
-GAMES = {"craftax_classic": CLASSIC, "craftax": FULL}
+GAMES = {"craftax_classic": CLASSIC, "craftax": FULL, "tiny": "Tiny-v1"}
 
 
 class Written(NamedTuple):
@@ -42,6 +42,19 @@ COAL = Written(
     reward="(inventory):\n    return jnp.where(inventory.diamond > 0, jnp.log(-1.0), 0.5)",
 )
 PLAN = (WOOD, STONE, COAL)
+BERRY = Written(
+    skill="Pick Berry",
+    expert=0,
+    count=2,
+    is_done="(inventory, n=2):\n    return inventory.berry >= n",
+    reward="(inventory_diff):\n    return inventory_diff.berry",
+)
+PIE = Written(
+    skill="Bake Pie",
+    expert=5,
+    is_done="(inventory, n=1):\n    return inventory.pie >= n",
+    reward="(inventory_diff):\n    return inventory_diff.pie",
+)
 
 
 def module_text(steps: Sequence[Written] = PLAN, *, package: str = "craftax_classic") -> str:
@@ -67,6 +80,8 @@ def module_text(steps: Sequence[Written] = PLAN, *, package: str = "craftax_clas
 
 def with_items(state: Any, **items: int) -> Any:
     """The state with this many of each item in every inventory."""
-    inventory = state.world.inventory
+    world, inventory = state.world, state.world.inventory
     filled = {name: getattr(inventory, name) * 0 + count for name, count in items.items()}
-    return state._replace(world=state.world.replace(inventory=inventory.replace(**filled)))
+    if isinstance(inventory, tuple):  # the tiny game's
+        return state._replace(world=world._replace(inventory=inventory._replace(**filled)))
+    return state._replace(world=world.replace(inventory=inventory.replace(**filled)))

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 
 from flowrl.envs.base import COUNTS, StepOutput, count_steps
-from flowrl.envs.skill_module import load_module
-from flowrl.envs.tasks import make_env, step_ends
+from flowrl.envs.tasks import step_ends
 from flowrl.games.base import WorldStep
 from flowrl.ppo.metrics import EpisodeLog
-from tests.envs.making import CLASSIC, COAL, FULL, STONE, WOOD, module_text, with_items
-from tests.envs.test_walking import Walk
+from tests.envs.making import BERRY, CLASSIC, FULL, PIE, module_text, with_items
+from tests.envs.test_walking import Walk, tiny_walk
 
 TASKS, ENVS, STEPS, KEPT, CAUSES = 4, 16, 25, 3, 2
 
@@ -93,40 +92,40 @@ def test_only_the_chosen_rows_are_counted():
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["counted", "bound"])
-def keeping(request, worlds_of) -> Walk:
-    """Wood, a step, coal; after the second, a stone and the first step's wood are needed."""
-    facts = "'expert': 5, 'keeps': {'stone': 1}, 'facts': {'wood_there': 0}}"
-    first = WOOD._replace(is_done="(inventory):\n    return inventory.wood >= 2")
-    second = STONE._replace(is_done="(timestep):\n    return timestep > 0")
-    module = load_module(module_text([first, second, COAL]).replace("'expert': 5}", facts))
-    env = make_env(CLASSIC, module, max_task_steps=9, keep_needs=request.param)
-    return Walk(env, worlds_of(CLASSIC)[1])
+def keeping(request, tiny_game) -> Walk:
+    """Berries, a step, more of them; after the second, a pie and the first's berries are needed."""
+    facts = "'expert': 5, 'keeps': {'pie': 1}, 'facts': {'berries_there': 0}}"
+    first = BERRY._replace(is_done="(inventory):\n    return inventory.berry >= 2")
+    second = PIE._replace(is_done="(timestep):\n    return timestep > 0")
+    third = BERRY._replace(expert=2, is_done="(inventory):\n    return inventory.berry >= 9")
+    text = module_text([first, second, third], package="tiny").replace("'expert': 5}", facts)
+    return tiny_walk(text, keep_needs=request.param)
 
 
-@pytest.mark.parametrize(("wood", "stone"), [(2, 1), (2, 0), (1, 1), (0, 0)])
-def test_a_step_counts_only_with_what_later_steps_need(keeping, wood, stone):
+@pytest.mark.parametrize(("berry", "pie"), [(2, 1), (2, 0), (1, 1), (0, 0)])
+def test_a_step_counts_only_with_what_later_steps_need(keeping, berry, pie):
     walk, bound = keeping, bool(keeping.env.plan.bound)
-    state, _ = walk.step(with_items(walk.state, wood=2, stone=1))
-    state, output = walk.step(with_items(state, wood=wood, stone=stone))
-    kept = wood == 2 and stone == 1
+    state, _ = walk.step(with_items(walk.state, berry=2, pie=1))
+    state, output = walk.step(with_items(state, berry=berry, pie=pie))
+    kept = berry == 2 and pie == 1
     assert (np.asarray(output.task) == 1).all()
     assert (np.asarray(output.task_success[:, 1]) == (kept or not bound)).all()
     counts = np.asarray(count_steps(jax.tree.map(lambda leaf: leaf[None], output)))
     _, second, _ = step_ends(walk.env.module, counts[:3])
     alive = 8 * (kept or not bound)
     assert second.done == alive
-    assert second.kept == {"stone": alive * stone, "wood_there": alive * (wood == 2)}
+    assert second.kept == {"pie": alive * pie, "berries_there": alive * (berry == 2)}
 
 
 def test_what_is_spare_is_seen(keeping):
     walk = keeping
     items = sorted(walk.env.game.items)
-    state, _ = walk.step(with_items(walk.state, wood=2, stone=1))
+    state, _ = walk.step(with_items(walk.state, berry=2, pie=1))
     seen = []
-    for stone in (0, 1, 2, 5):
-        walk_seeing = jax.vmap(walk.env._spare)(with_items(state, wood=2, stone=stone))
-        seen.append(float(walk_seeing[0, items.index("stone")]))
-        others = np.delete(np.asarray(walk_seeing), items.index("stone"), axis=1)
+    for pie in (0, 1, 2, 5):
+        walk_seeing = jax.vmap(walk.env._spare)(with_items(state, berry=2, pie=pie))
+        seen.append(float(walk_seeing[0, items.index("pie")]))
+        others = np.delete(np.asarray(walk_seeing), items.index("pie"), axis=1)
         assert not others.any(), "of the rest nothing is needed"
     assert seen == pytest.approx([-0.1, 1.0, 0.5, 0.2])
 

@@ -16,9 +16,10 @@ from flowrl.envs.skill_module import load_module
 from flowrl.envs.tasks import check_gains, make_env
 from flowrl.envs.vector import BatchedEnv
 from flowrl.errors import FalseGainError, SkillError
-from tests.envs.making import CLASSIC, FULL, PLAN, STONE, WOOD, module_text, with_items
+from tests.envs.making import BERRY, CLASSIC, FULL, PIE, PLAN, STONE, WOOD, module_text, with_items
 
-pytestmark = pytest.mark.craftax
+pytestmark = [pytest.mark.craftax, pytest.mark.usefixtures("tiny_game")]
+TINY = "Tiny-v1"
 NOOP = 0
 LIMIT = 5  # the environment's max_task_steps
 EXPERTS = [0, 2, 1]  # local experts of the plan
@@ -42,6 +43,12 @@ class Walk:
 @pytest.fixture(scope="module")
 def walk(worlds_of):
     return Walk(*worlds_of(CLASSIC))
+
+
+def tiny_walk(text: str, **settings: Any) -> Walk:
+    """Episodes of a module of the tiny game, for what has nothing to do with Craftax."""
+    env = make_env(TINY, load_module(text), max_task_steps=9, **settings)
+    return Walk(env, jax.vmap(env.new_world)(jax.random.split(jax.random.key(3), 8)))
 
 
 def same(values: Any, wanted: Any) -> bool:
@@ -155,15 +162,14 @@ def test_each_task_has_its_own_time_limit(walk):
     assert same(output.next_expert, EXPERTS[0])
 
 
-def test_time_is_counted_in_the_plans_step_and_in_the_episode(worlds_of):
+def test_time_is_counted_in_the_plans_step_and_in_the_episode():
     """The first task ends with its third timestep, the second one with its fourth."""
-    first = WOOD._replace(is_done="(timestep):\n    return timestep >= 3")
-    second = STONE._replace(
+    first = BERRY._replace(is_done="(timestep):\n    return timestep >= 3")
+    second = PIE._replace(
         is_done="(timestep, episode_timestep):\n"
         "    return (timestep == 4) & (episode_timestep == 7)"
     )
-    env = make_env(CLASSIC, load_module(module_text([first, second])), max_task_steps=9)
-    timed = Walk(env, worlds_of(CLASSIC)[1])
+    timed = tiny_walk(module_text([first, second], package="tiny"))
     state, tasks = timed.state, []
     for _ in range(7):
         state, output = timed.step(state)
@@ -173,17 +179,16 @@ def test_time_is_counted_in_the_plans_step_and_in_the_episode(worlds_of):
     assert same(output.done, True)
 
 
-def test_a_step_that_is_done_without_its_gains_lied(worlds_of):
-    late = WOOD._replace(is_done="(timestep):\n    return timestep >= 2")
-    text = module_text([late]).replace("'expert': 0}", "'expert': 0, 'gains': {'wood': 2}}")
-    env = make_env(CLASSIC, load_module(text), max_task_steps=9)
-    claiming = Walk(env, worlds_of(CLASSIC)[1])
-    for wood in (0, 1, 2, 3):
-        state, output = claiming.step(with_items(claiming.state, wood=wood))
+def test_a_step_that_is_done_without_its_gains_lied():
+    late = BERRY._replace(is_done="(timestep):\n    return timestep >= 2")
+    text = module_text([late], package="tiny")
+    claiming = tiny_walk(text.replace("'expert': 0}", "'expert': 0, 'gains': {'berry': 2}}"))
+    for berry in (0, 1, 2, 3):
+        state, output = claiming.step(with_items(claiming.state, berry=berry))
         assert not output.lied.any(), "it does not say yet that it is done"
         _, output = claiming.step(state)
         assert same(output.task_success[:, 0], True)
-        assert same(output.lied, wood < 2)
+        assert same(output.lied, berry < 2)
 
 
 @pytest.mark.parametrize(
@@ -258,8 +263,8 @@ def test_wood_is_collected_by_doing(walk):
 
 @cache
 def batched() -> tuple[BatchedEnv, Any]:
-    env = make_env(CLASSIC, load_module(module_text()), max_task_steps=2)
-    batch = BatchedEnv(env, stock=8)
+    text = module_text([BERRY, PIE], package="tiny")
+    batch = BatchedEnv(make_env(TINY, load_module(text), max_task_steps=2), stock=8)
     return batch, jax.jit(batch.step)
 
 
@@ -278,8 +283,8 @@ def test_after_the_last_step_a_batch_shows_a_new_episode():
     obs, state, output = step(jax.random.key(2), state, jnp.zeros(4, jnp.int32))
     assert same(output.truncated, True)
     assert same(state.walk.length, 0)
-    assert same(state.walk.world.timestep, 0)
-    assert not (np.asarray(state.walk.world.map) == np.asarray(first.walk.world.map)).all()
+    assert same(state.walk.world.inventory, 0)
+    assert not same(state.walk.world.cell, first.walk.world.cell)
     assert same(obs, jax.vmap(env.env.observe)(state.walk)[0])
     assert same(env.current_expert(state), output.next_expert)
 

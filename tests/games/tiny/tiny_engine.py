@@ -62,6 +62,8 @@ class TinyEngine:
             "inventory_diff": jax.tree.map(jnp.subtract, now.inventory, before.inventory),
             "cell": now.cell,
             "cell_diff": now.cell - before.cell,
+            "timestep": jnp.asarray(step.timestep, jnp.int32),
+            "episode_timestep": jnp.asarray(step.episode_timestep, jnp.int32),
         }
         return {name: known[name] for name in names}
 
@@ -74,6 +76,8 @@ class TinyEngine:
             "inventory_diff": Inventory(changes, changes[::-1]),
             "cell": cells,
             "cell_diff": changes,
+            "timestep": 1 + cells,
+            "episode_timestep": 1 + counts,
         }
 
 

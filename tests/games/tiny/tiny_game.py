@@ -31,6 +31,8 @@ TINY = Game(
         "inventory_diff": "the change of both in this timestep",
         "cell": "int: where the player stands, 0 to 4",
         "cell_diff": "int: -1, 0 or 1",
+        "timestep": "int: timesteps of the plan's step, from 1",
+        "episode_timestep": "int: timesteps of the episode, from 1",
     },
     items=frozenset({"berry", "pie"}),
     constants="tiny_engine",
