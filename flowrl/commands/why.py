@@ -25,7 +25,7 @@ _SHOWN = 5  # needs, attempts and lines of a log, so that all is one screen; twi
 
 @dataclass(frozen=True, kw_only=True)
 class WhyCommand(ReportCommand):
-    """Say in which step of its plan a skill fails, and why; or why it is not trained yet.
+    """Say where in its plan a skill fails, or why it has no run.
 
     Examples:
       flowrl why exp/demo "Make Iron Pickaxe"

@@ -24,7 +24,7 @@ from flowrl.parallel.events import RunRequest
 from flowrl.parallel.training_setup import PreparedRun
 from flowrl.paths import GraphPaths, RunPaths, SweepPaths
 from flowrl.runs import read_result
-from flowrl.tuning import command, outcome, running
+from flowrl.tuning import outcome, running
 from flowrl.tuning.outcome import EvaluateTrials
 from flowrl.tuning.sweep import TrialBackend
 from tests.waiting import limit
@@ -119,7 +119,7 @@ def evaluate_candidates(
 def replace_trainers(replace: Callable[[Any, str, Any], object]) -> None:
     """Let the sweeps of this process have stand-ins."""
     replace(running, "TrialBackend", StandInBackend)
-    replace(command.sandbox, "confinement", lambda *_, **__: Confinement())
+    replace(running.sandbox, "confinement", lambda *_, **__: Confinement())
     replace(outcome, "confined_run", evaluate)
 
 
