@@ -43,8 +43,9 @@ def code_of(text: str, *, trusted: bool = True, place: str = "skill.py") -> Skil
 GOOD = code_of(skill_text(), trusted=False)
 
 
-def test_each_culprit_is_refused_and_the_others_are_approved():
+def test_each_culprit_is_refused_and_the_others_are_approved(tmp_path):
     """The rows of hostile code: it loops, allocates, recurses, calls back, reads, is random."""
+    written = tmp_path / "written.npy"
     culprits = {
         ENDLESS: "task_reward took longer than 3 s",
         GREEDY: "task_reward needed more than 512 MB|task_reward took longer than 3 s",
@@ -63,7 +64,7 @@ def test_each_culprit_is_refused_and_the_others_are_approved():
         "import os\nreturn 0.0": "raises ImportError",
         "return open('/etc/passwd').read()": "raises NameError",
         "return [c for c in ().__class__.__base__.__subclasses__()][0]": "returns|raises",
-        "jnp.save('/tmp/flowrl-dry-run-was-here', achievements)\nreturn 0.0": "raises",
+        f"jnp.save({str(written)!r}, [n])\nreturn 0.0": "raises OSError",
         "k = jax.device_count()\nreturn f'{k}'": "returns a value of type str",
         "return None": "task_reward returns None; return one number",
         "return {1: 0.0}": "returns a value of type dict",
@@ -85,7 +86,7 @@ def test_each_culprit_is_refused_and_the_others_are_approved():
         assert re.search(why if "|" in why else re.escape(why), outcome)
         assert re.fullmatch(r"skill\.py:\d+: [^\n]+; [^\n]+", outcome), outcome
         assert outcome.isprintable()
-    assert not os.path.exists("/tmp/flowrl-dry-run-was-here")  # noqa: PTH110
+    assert written.stat().st_size == 0, "of trusted code only bubblewrap keeps files out of reach"
 
 
 def test_a_refusal_names_the_line_of_the_file():
@@ -205,14 +206,18 @@ def test_the_process_has_an_environment_and_a_folder_of_its_own(monkeypatch):
 
 
 @needs_bubblewrap
-def test_a_confined_dry_run_sees_no_file_and_ends_for_the_same_reasons(tmp_path):
-    np.save(tmp_path / "secret.npy", np.ones(3))
-    body = f"return jnp.load('{tmp_path}/secret.npy').sum() * 1.0"
-    codes = [code_of(reward(text)) for text in (body, ENDLESS)]
+def test_a_confined_dry_run_reaches_no_file_and_ends_for_the_same_reasons(tmp_path):
+    secret = tmp_path / "secret.npy"
+    np.save(secret, np.ones(3))
+    body = f"return jnp.load('{secret}').sum() * 1.0"
+    cut = f"jnp.save('{secret}', [n])\nreturn 0.0"
+    codes = [code_of(reward(text)) for text in (body, ENDLESS, cut)]
     unbound, _ = try_codes(codes[:1] * 2, QUICK)
     assert not isinstance(unbound, str), "or else this would show nothing"
-    read, endless = try_codes(codes, QUICK, confine=HERE.in_folder)
+    read, endless, written = try_codes(codes, QUICK, confine=HERE.in_folder)
     assert "FileNotFoundError" in str(read)
+    assert "FileNotFoundError" in str(written)
+    assert np.load(secret).tolist() == [1, 1, 1]
     assert "task_reward took longer than 3 s" in str(endless)
 
 
