@@ -25,6 +25,7 @@ LIGHT = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
 # The files that take longest, longest first: none of them is to be begun when all else has ended.
 LONGEST = (
     "test_story.py",
+    "parallel/test_writing.py",
     "parallel/test_integration.py",
     "chaos/test_processes.py",
     "parallel/test_train_more.py",
@@ -34,6 +35,8 @@ LONGEST = (
     "skills/test_honest_skills.py",
     "ppo/test_trainer.py",
     "ppo/test_sharded_update.py",
+    "parallel/test_slurm_training.py",
+    "games/test_gymnax.py",
     "skills/test_dry_run.py",
     "games/test_a_game_of_ones_own.py",
     "commands/test_judge.py",

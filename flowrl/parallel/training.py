@@ -122,7 +122,7 @@ def train_graph(config: BottomUpConfig, *, screen: Screen) -> int:
             on_skill_failed=partial(end, feeder.on_skill_failed),
             on_add=partial(_add_kept, config, backend, feeder),
             on_retrain=partial(_take_changed, config, backend, feeder),
-            more=partial(_more_may_come, writing, flow, scheduler),
+            more=partial(_more_may_come, writing, flow, scheduler) if config.write_skills else None,
         )
         if config.schedule.auto_scaling:
             scheduler.set_callbacks(on_tick=Scaling(scheduler, backend.share_cpus).tick)
