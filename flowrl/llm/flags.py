@@ -19,7 +19,7 @@ from flowrl.arguments import (
     Seed,
 )
 from flowrl.config import Sandbox
-from flowrl.llm.exchange import Endpoint
+from flowrl.llm.exchange import KEY, RETRIES, Endpoint
 from flowrl.storage.records import above, within
 
 Temperature = Annotated[float, within(0.0, 2.0)]
@@ -33,7 +33,7 @@ class AskingFlags(ReportCommand):
     """Endpoint, as https://api.openai.com/v1."""
     model: str = ""
     """The endpoint's model."""
-    api_key_env: str = "OPENAI_API_KEY"
+    api_key_env: str = KEY
     """Name of the environment variable that holds the key."""
     temperature: Temperature | None = None
     """Temperature of the model's choices (default: the endpoint's own)."""
@@ -41,7 +41,7 @@ class AskingFlags(ReportCommand):
     """Seed of the model's choices, for endpoints that take one."""
     timeout_seconds: Annotated[Seconds, above(0)] = 120.0
     """Seconds that one answer may take, with its retries."""
-    retries: CountOrZero = 4
+    retries: CountOrZero = RETRIES
     """Further tries after 408, 429, 5xx or a lost connection; Retry-After is obeyed."""
     llm_candidates: Annotated[Count, within(1, 16)] = 4
     """Rewards to ask for. In a graph those that pass all checks are trained side by side."""
