@@ -111,10 +111,11 @@ def evaluate(
     """
     store, watch = ExpertStore(graph_paths), _recorded if first or failed else None
     played = _play(store, skill, episodes=episodes, seed=seed, watch=watch)
+    run, module, tallies = played
+    check_gains(module.tasks, claims_of(sum(tally.counts.sum(axis=0) for tally in tallies)))
     report = _report(graph_paths.root, store.manifest().generation, played)
     if watch is None:
         return report, None
-    run, _, tallies = played
     origin = EpisodesOrigin.of(run, generation=report.generation, seed=seed)
     chosen = _chosen(np.concatenate([tally.success[:, -1] for tally in tallies]), first, failed)
     return report, RecordedEpisodes(origin=origin, columns=_columns(tallies, chosen))
@@ -151,7 +152,8 @@ def evaluate_runs(
 ) -> Iterator[EvaluationReport]:
     """Evaluate the experts that runs of one skill have left, in the same worlds; none is merged.
 
-    Runs of one plan play under the module and settings of the first one.
+    Runs of one plan play under the module and settings of the first one. Gains that are missing
+    were counted while they trained, in many more episodes.
     """
     opened: tuple[Any, ...] | None = None
     for run_paths in places:
@@ -228,7 +230,6 @@ def _report(
     tally = jax.tree.map(lambda *leaves: np.concatenate(leaves), *counted)
     successes, episodes = tally.success.sum(axis=0).tolist(), len(tally.length)
     counts = tally.counts.sum(axis=0)
-    check_gains(module.tasks, claims_of(counts))
     ends = step_ends(module, counts)
     return EvaluationReport(
         graph=str(place),

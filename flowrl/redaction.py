@@ -73,12 +73,12 @@ def redacted(text: str, secrets: Sequence[str]) -> str:
     >>> redacted("no route to http://ann:pw@proxy:3128", [])
     'no route to http://ann:[redacted]@proxy:3128'
     """
+    if any(secret in text for secret in secrets):  # first, or a part of one hides the rest
+        text = re.sub("|".join(map(re.escape, secrets)), _REDACTED, text)
     text = _KNOWN_TOKEN.sub(_REDACTED, text)
     if "://" in text:
         text = re.sub(r"\S+", _without_password, text)
-    if not any(secret in text for secret in secrets):
-        return text
-    return re.sub("|".join(map(re.escape, secrets)), _REDACTED, text)
+    return text
 
 
 def cleaned(value: Any, secrets: Sequence[str]) -> Any:

@@ -92,10 +92,14 @@ class ExpertVersion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodeApproval:
-    """An approval of two skill functions, by the digest of their code; `trusted`: unchecked."""
+    """An approval of two skill functions, by the digest of their code; `trusted`: unchecked.
+
+    `begins_anew`: in a new world they are not done before anything is.
+    """
 
     digest: Word
     trusted: bool = False
+    begins_anew: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,7 +188,9 @@ class StepEnds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
-    """The result of a run; written last, only by a whole run. The sum of `acted` is `frames`.
+    """The result of a run; written last, only by a whole run.
+
+    The sum of `acted` is `frames`, or that of the update whose experts are kept.
 
     The experts and rates are those of the update with the most success; where that was not the last
     one, `kept_update` is its number, and `last_success_rate` that of the last.

@@ -41,6 +41,7 @@ from flowrl.skills.graph import SkillGraph
 from flowrl.skills.levels import entry_needs
 from flowrl.skills.skill import AMOUNTS, ON_FLOOR, Skill, load_library
 from flowrl.skills.validation.dry_run import SkillCode
+from flowrl.skills.validation.syntax import without_annotations
 from flowrl.storage import records
 from flowrl.storage.records import Natural
 
@@ -280,26 +281,30 @@ def _diff(skill: Skill, changed: Skill, texts: Mapping[str, Skill]) -> str:
     """A unified diff of the skill's file; of its text in the graph, where no file says the same."""
     if changed == skill:
         return ""
-    written = texts.get(skill.name)
+    written, after = texts.get(skill.name), None
     if written is not None and written == skill and written.origin is not None:
         place = written.origin.place
         text = storage.read_bytes(Path(place)).decode("utf-8-sig")
-    else:
+        after = _with_contract(text, skill, changed)
+    if after is None:
         place = f"{skill.name}.py"
         told = {key: value for key, value in skill.to_json().items() if key != "trusted"}
         code = [told.pop(key) for key in ("is_done", "reward")]
         head = [f"{key} = {json.dumps(value)}" for key, value in told.items()]
         text = "\n".join([*head, *(f"\n\n{each}" for each in code)]) + "\n"
-    after = _with_contract(text, skill, changed)
+        after = _with_contract(text, skill, changed) or text
     both = (each.splitlines(keepends=True) for each in (text, after))
     return "".join(difflib.unified_diff(*both, fromfile=place, tofile=place))
 
 
-def _with_contract(text: str, skill: Skill, changed: Skill) -> str:
-    """A skill file's text with the amounts of the changed skill."""
-    lines = text.splitlines(keepends=True)
-    lines_of = [node for node in ast.parse(text).body if isinstance(node, ast.Assign)]
-    places = {t.id: node for node in lines_of for t in node.targets if isinstance(t, ast.Name)}
+def _with_contract(text: str, skill: Skill, changed: Skill) -> str | None:
+    """A skill file's text with the amounts of the changed skill.
+
+    None if a statement that counts shares its lines, or assigns several names.
+    """
+    lines, places = text.splitlines(keepends=True), _own_lines(text)
+    if not {"name", *(key for key in AMOUNTS if getattr(skill, key))} <= places.keys():
+        return None
     after = places["name"].end_lineno or 0
     keys = [key for key in AMOUNTS if getattr(skill, key) != getattr(changed, key)]
     spans = {key: (after, after) for key in keys}
@@ -308,6 +313,21 @@ def _with_contract(text: str, skill: Skill, changed: Skill) -> str:
         amounts = {item: str(amount) for item, amount in getattr(changed, key).items()}
         lines[slice(*spans[key])] = [f"{key} = {json.dumps(amounts)}\n"]
     return "".join(lines)
+
+
+def _own_lines(text: str) -> dict[str, ast.Assign]:
+    """The statements that assign one name each, and have their lines for themselves."""
+    body = without_annotations(ast.parse(text)).body
+    spans = {node: range(node.lineno, (node.end_lineno or node.lineno) + 1) for node in body}
+    taken = Counter(line for span in spans.values() for line in span)
+    return {
+        node.targets[0].id: node
+        for node, span in spans.items()
+        if isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Name)
+        and len(node.targets) == 1
+        and all(taken[line] == 1 for line in span)
+    }
 
 
 def _applied(

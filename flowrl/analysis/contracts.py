@@ -277,7 +277,7 @@ def fitted(amounts: Mapping[int, int], was: Amount) -> Amount | None:
         per = (amounts[last] - amounts[first]) // (last - first)
         base = amounts[first] - per * first
     line = {"per": per, "base": base}
-    if per < 0 or any(per * n + base != amount for n, amount in amounts.items()):
+    if per < 0 or per + base < 0 or any(per * n + base != amount for n, amount in amounts.items()):
         return None
     return Amount(**line)
 

@@ -93,11 +93,18 @@ def open_module(path: Path) -> TaskModule:
       SkillError: the module departs from the frame, or a step's functions are not approved.
       CodeRefusedError: a function contains something that is not admitted.
     """
-    if path.stem.isascii() and path.stem.isdecimal():
-        run_paths = RunPaths(path.parent, int(path.stem))
-        if run_paths.run_json.exists():
-            return load_module(path, approvals=read_run(run_paths).approvals)
+    approvals = _approvals_of(path)
+    if approvals is not None:
+        return load_module(path, approvals=approvals)
     return open_modules([path], ApprovalStore(path.parent / "approvals"))[0]
+
+
+def _approvals_of(path: Path) -> Sequence[CodeApproval] | None:
+    """The approvals in the run.json of a module, None without one."""
+    if not (path.stem.isascii() and path.stem.isdecimal()):
+        return None
+    run_paths = RunPaths(path.parent, int(path.stem))
+    return read_run(run_paths).approvals if run_paths.run_json.exists() else None
 
 
 def terms_of(path: Path) -> tuple[list[str], Callable[..., Any]]:
@@ -128,7 +135,9 @@ def terms_of(path: Path) -> tuple[list[str], Callable[..., Any]]:
     }
     terms = list(_summed(last.value, once))
     last.value = ast.Tuple(terms, ast.Load())
-    [function] = execute_functions([reward], frame.game, place=frame.place)
+    digest = code_digest(*frame.functions[-3:-1], frame.game.name)
+    trusted = any(each.digest == digest and each.trusted for each in _approvals_of(path) or ())
+    [function] = execute_functions([reward], frame.game, place=frame.place, trusted=trusted)
     return [ast.unparse(term) for term in terms], function
 
 

@@ -228,6 +228,7 @@ class SkillEnv:
         held = self._held(world)
         kept = jnp.concatenate([held >= plan.keeps[task], done | ~plan.facts[task]])
         completed = done[plan.functions[task]] & (kept.all() | ~plan.bound)
+        completed &= ~over | (task == plan.last)  # who dies hands nothing on
         lied = completed & (held < plan.gains[task]).any()
         walked, output = self._walk(state, world, completed=completed, earned=earned, over=over)
         visited, explored = self._visit(state.visited, world)

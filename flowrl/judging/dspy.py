@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import time
 from collections.abc import Sequence
@@ -40,13 +41,15 @@ class _BoundedLM(dspy.LM):
 
     def __init__(self, budget: Budget, *given: Any, **settings: Any) -> None:
         super().__init__(*given, num_retries=0, **settings)
-        self.budget = budget
+        self.budget, self.ends = budget, math.inf  # by time.monotonic
 
     def __call__(self, *given: Any, **settings: Any) -> Any:
         for retry in range(RETRIES + 1):
-            if not self.budget.left:
+            left = self.ends - time.monotonic()
+            if not self.budget.left or left <= 0:
                 raise LMError("the budget is used up")
             self.budget.spend(calls=1)
+            settings["timeout"] = min(TIMEOUT_SECONDS, left)
             try:
                 response = super().__call__(*given, **settings)
             except LMError as error:
@@ -109,6 +112,8 @@ class DSPyJudge(EndpointJudge):
             self._program = self._called(lambda: chosen.compile(self._program, trainset=examples))
         finally:
             self.budget.spend(seconds=time.monotonic() - began)
+        for demo in self._program.demos:  # some hold the endpoint's own words
+            demo["why"] = self._redacted(str(demo.get("why", "")))
         self._program.save(path)
 
     def ask(self, question: str, text: str) -> tuple[float | None, str]:
@@ -117,17 +122,18 @@ class DSPyJudge(EndpointJudge):
         try:
             said = self._called(lambda: self._program(question=question, item=text))
             if isinstance(said.score, float) and 0 <= said.score <= 1:
-                score, why = said.score, str(said.why)[:WHY_LIMIT]
+                score, why = said.score, self._redacted(str(said.why))[:WHY_LIMIT]
         except (AdapterParseError, ValueError):
             pass
         return score, why
 
     def _called(self, work: Any) -> Any:
+        self._lm.ends = time.monotonic() + (self.budget.most - self.budget.spent).seconds
         try:
             with dspy.context(lm=self._lm, adapter=dspy.JSONAdapter()), redirect_stdout(StringIO()):
                 return work()
         except LMError as error:
-            if not self.budget.left:
+            if not self.budget.left or time.monotonic() >= self._lm.ends:
                 raise JudgeUnavailableError(_NO_PROGRAM) from error
             timed_out = isinstance(error, LMTimeoutError)
             why = late() if timed_out else unavailable(self.endpoint, error, error.status)

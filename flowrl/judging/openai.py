@@ -151,7 +151,7 @@ class OpenAIJudge(EndpointJudge):
             answer = self._client.complete(messages, "judgement", _SCHEMA)
         except EndpointError as error:
             raise self.unavailable(error) from error
-        return read_answer(answer.text, whole=answer.finish == "stop")
+        return read_answer(self._redacted(answer.text), whole=answer.finish == "stop")
 
 
 def question_of(item: Item) -> str:

@@ -19,7 +19,7 @@ from flowrl.knowledge.facts import Facts
 from flowrl.knowledge.pages import recipe_rows
 from flowrl.knowledge.remarks import remarks
 from flowrl.launchers.sandbox import confinement
-from flowrl.llm.context import context_of
+from flowrl.llm.context import bounded, context_of
 from flowrl.llm.exchange import (
     MALFORMED,
     Budget,
@@ -83,9 +83,9 @@ class AskingCommand(AskingFlags):
             place.graph.skills,
             said=place.said,
             failed=given_up(place.paths.transcripts),
-            most_tokens=self.llm_context_tokens,
             recipes=recipe_rows(facts) if facts else (),
         )
+        context = bounded({**context, **more}, self.llm_context_tokens)
         return Begun(
             wish=self._clean(wish),
             env_name=place.env_name,
@@ -94,7 +94,7 @@ class AskingCommand(AskingFlags):
             repairs=self.llm_repairs,
             temperature=self.temperature,
             seed=self.seed,
-            context=self._clean(json.dumps({**context, **more}, ensure_ascii=False)),
+            context=self._clean(json.dumps(context, ensure_ascii=False)),
         )
 
     def _asked(
@@ -147,6 +147,9 @@ class AskingCommand(AskingFlags):
 
     def _rewards_for(self, place: Destination, present: Skill) -> list[Path]:
         """Ask for other rewards of a skill; an answer that is kept is not paid for again."""
+        if present.trusted:
+            what = f"{present.name} is trusted code, which the syntax check refuses"
+            raise ConfigError(f"{what}: no model can answer for it; rewrite it, or use --proposals")
         digest = SkillCode.of(present, place.env_name).digest[:8]
         reward = {"task_reward": present.reward, **place.said.get(present.name, {})}
         tried = [row.facts for row in earlier_standings(place.paths, present.name)]

@@ -77,7 +77,7 @@ class ChatClient:
             body = self._body(messages, name, schema)
         finally:
             self.budget.spend(seconds=time.monotonic() - began)
-        text, finish, tokens = read_completion(body)
+        text, finish, tokens = read_completion(body, self.endpoint.redacted)
         text = text.encode(errors="replace").decode()  # half characters
         sent = sum(len(each["content"]) for each in messages)
         self.budget.spend(tokens=(sent + len(text)) / 4 if tokens is None else tokens)
@@ -131,15 +131,17 @@ def _worded(
     return {"messages": [{**first, "content": fenced}, *rest]}
 
 
-def read_completion(body: str) -> tuple[str, str, int | None]:
+def read_completion(body: str, clean: Callable[[str], str] = str) -> tuple[str, str, int | None]:
     """Return a completion's text, the reason of its end, and its tokens if it says them.
+
+    What is no completion is quoted, after `clean` has removed secrets.
 
     >>> read_completion('{"choices": [{"message": {"content": "hm"}, "finish_reason": "stop"}]}')
     ('hm', 'stop', None)
     >>> read_completion("<html>")
     ('<html>', 'malformed', None)
     """
-    text, finish, tokens = body[:_QUOTED], MALFORMED, None
+    text, finish, tokens = clean(body)[:_QUOTED], MALFORMED, None
     with suppress(*UNREADABLE):
         used = json.loads(body)["usage"]["total_tokens"]
         tokens = used if type(used) is int and 0 <= used < 2**31 else None
@@ -179,9 +181,9 @@ def unavailable(endpoint: Endpoint, error: Exception, status: int | None) -> End
         return EndpointError("says each time that it is asked too often (429); try later")
     if status is not None:
         return EndpointError(f"answers {status}; correct --base_url or --model, or try later")
-    cause = printable(" ".join(str(error.__cause__ or error).split()))[:WHY_LIMIT]
+    cause = endpoint.redacted(printable(" ".join(str(error.__cause__ or error).split())))
     remedy = "correct --base_url, or try later"
-    return EndpointError(f"cannot be reached: {endpoint.redacted(cause)}; {remedy}")
+    return EndpointError(f"cannot be reached: {cause[:WHY_LIMIT]}; {remedy}")
 
 
 class DeadlineError(Exception):

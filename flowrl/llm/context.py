@@ -20,6 +20,7 @@ from flowrl.skills.skill import AMOUNTS, SKILL_SETTINGS, Skill
 from flowrl.skills.validation.allowed import CALLS, FUNCTIONS, METHODS
 
 _PROMPTS = Path(__file__).parent / "prompts"
+_LISTS = ("failed", "skills", "facts", "examples", "tried")  # the least useful first
 _EXAMPLES = 2
 _RECIPES = 12
 _WORD = re.compile(r"[a-z]{3,}")
@@ -55,10 +56,9 @@ def context_of(
     *,
     said: Mapping[str, Mapping[str, Any]],
     failed: Iterable[str],
-    most_tokens: int,
     recipes: Iterable[Mapping[str, str]] = (),
 ) -> dict[str, Any]:
-    """Return what bears on a wish, within about `most_tokens`; ConfigError if that is too few.
+    """Return what bears on a wish.
 
     Args:
       said: what a graph says of its skills besides, by name, such as success rates.
@@ -66,19 +66,31 @@ def context_of(
       recipes: what the game's actions need, use and yield, by column.
     """
     near = nearest(wish, skills.values())
-    data: dict[str, Any] = {
+    return {
         "wish": wish,
         "skills": [_row(skill, said.get(skill.name, {})) for skill in near],
         "facts": _bearing(wish, near[:_EXAMPLES], recipes),
         "examples": [_example(skill) for skill in near[:_EXAMPLES]],
         "failed": list(failed),
     }
-    for key in ("failed", "skills", "facts", "examples"):
-        while data[key] and tokens_of(json.dumps(data, ensure_ascii=False, indent=1)) > most_tokens:
+
+
+def bounded(data: dict[str, Any], most_tokens: int) -> dict[str, Any]:
+    """Return data within about so many tokens: of lists the last rows are left out.
+
+    The results of earlier candidates, `tried`, go last. ConfigError if the wish alone is too long.
+    """
+    data = {key: list(value) if key in _LISTS else value for key, value in data.items()}
+    for key in _LISTS:
+        while data.get(key) and _tokens(data) > most_tokens:
             data[key].pop()
-    if (least := tokens_of(json.dumps(data, indent=1))) > most_tokens:
+    if (least := _tokens(data)) > most_tokens:
         raise ConfigError(f"the wish alone takes {least} tokens; raise --llm_context_tokens")
     return data
+
+
+def _tokens(data: Any) -> float:
+    return tokens_of(json.dumps(data, ensure_ascii=False, indent=1))
 
 
 def nearest(wish: str, skills: Iterable[Skill]) -> Sequence[Skill]:

@@ -79,6 +79,9 @@ class ImproveCommand(AskingCommand):
         )
         outcome = contest.run()
         present = outcome.of(_PRESENT)
+        if present.trial is None:
+            said = f"nothing is changed, because the present text failed: {present.why}"
+            return self._report(row.skill, outcome, refused, said)
         better = [each for each in outcome.standings if each.interval[0] > present.rate]
         best = (better or outcome.standings)[0]
         if not better:

@@ -147,7 +147,15 @@ def explanation_of(graph_paths: GraphPaths, skill: str, expert: int | None) -> E
     """
     if expert is None or not graph_paths.archive(expert, skill).result_json.exists():
         return None
-    run, ends = _read(graph_paths.archive(expert, skill))
+    return explanation_of_run(graph_paths, graph_paths.archive(expert, skill))
+
+
+def explanation_of_run(graph_paths: GraphPaths, run_paths: RunPaths) -> Explanation | None:
+    """Explain an ended run, whose needs are experts of the graph; None if it has no counts.
+
+    FileRefusedError: its files are damaged.
+    """
+    run, ends = _read(run_paths)
     if not ends:
         return None
     own: dict[str, float] = {}
@@ -159,8 +167,8 @@ def explanation_of(graph_paths: GraphPaths, skill: str, expert: int | None) -> E
     return explain(run.plan, ends, own=own, bound=bool(run.config.get("keep_needs")))
 
 
-def _read(archive: RunPaths) -> tuple[runs.TrainingRun, tuple[StepEnds, ...]]:
-    return runs.read_run(archive), runs.read_result(archive).step_ends
+def _read(run_paths: RunPaths) -> tuple[runs.TrainingRun, tuple[StepEnds, ...]]:
+    return runs.read_run(run_paths), runs.read_result(run_paths).step_ends
 
 
 def success_of(end: StepEnds) -> float | None:

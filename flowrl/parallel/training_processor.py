@@ -343,7 +343,8 @@ def _result_differences(run_paths: RunPaths, run: TrainingRun, result: RunResult
     yield from _differ("run id", run.run_id, result.run_id)
     yield from _differ("experts", list(run.experts), sorted(r.expert for r in result.experts))
     yield from _differ("ancestors", dependencies, seeds)
-    yield from _differ("acted steps, over all experts,", result.frames, acted)
+    if result.kept_update is None or acted > result.frames:
+        yield from _differ("acted steps, over all experts,", result.frames, acted)
     yield from _differ("steps of the plan", len(run.plan), len(result.step_success))
     for path in run_paths.records:
         if path.is_symlink() or (path.exists() and not stat.S_ISREG(path.lstat().st_mode)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -78,6 +79,7 @@ class Reporter:
         self._ended = 0  # episodes, likewise
         self._curve: list[tuple[int, float]] = []  # frames and success
         self._updates, self._drawn_at = 0, time.monotonic()
+        self._resumed = False
         self._show("compiling", Counters(acted=()))
 
     def begin_training(self, counters: Counters) -> None:
@@ -85,6 +87,7 @@ class Reporter:
 
         Raises ConfigError if a tracker needs a package that is not installed.
         """
+        self._resumed = counters.updates > 0
         self._trackers = open_trackers(
             self._run_paths, flags(self._config), run_id=self._run.run_id, frames=counters.frames
         )
@@ -104,7 +107,8 @@ class Reporter:
         if last or now - self._logged_at >= self._config.log_seconds:
             self._logged_at = now
             self._trackers.log(self._figures(update), frames=update.counters.frames)
-            self._curve.append((update.counters.frames, update.rates.success))
+            if self._is_known(update):
+                self._curve.append((update.counters.frames, update.rates.success))
             self._counts, self._ended = 0, 0
         if now - self._drawn_at >= CURVE_SECONDS:
             self._draw()
@@ -130,6 +134,14 @@ class Reporter:
         done = {"updates": counters.updates, "frames": counters.frames}
         self._progress.show(phase, **done, step_success=success, ending=ending)
 
+    def _is_known(self, update: UpdateReport) -> bool:
+        """Return whether the success is known.
+
+        After a resume it is not, until enough new episodes have ended: running ones count as
+        failed.
+        """
+        return update.rates.full or not self._resumed
+
     def _figures(self, update: UpdateReport) -> dict[str, float]:
         counters, rates, plan = update.counters, update.rates, self._run.plan
         success = {
@@ -146,7 +158,7 @@ class Reporter:
             "updates": counters.updates,
             "seconds": counters.seconds,
             "steps_per_second": runs.speed_since(self._progress.began, counters.frames),
-            "success_rate": rates.success,
+            "success_rate": rates.success if self._is_known(update) else math.nan,
             **success,
             **counted,
             "episodes": self._ended,

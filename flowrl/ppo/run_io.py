@@ -52,12 +52,19 @@ class Best(NamedTuple):
     update: np.ndarray  # int64
     step_success: np.ndarray  # float64[tasks]
     mean_episode_length: np.ndarray  # float64
+    acted: np.ndarray  # int64[E]; steps in which each expert had acted by then
 
     @classmethod
-    def none(cls, params: Packed, num_tasks: int) -> Best:
+    def none(cls, params: Packed, num_tasks: int, acted: Sequence[int]) -> Best:
         """None yet; `params` gives the shapes."""
         zero = np.zeros((), np.int64)
-        return cls(jax.tree.map(np.array, params), zero, np.zeros(num_tasks), np.zeros(()))
+        return cls(
+            jax.tree.map(np.array, params),
+            zero,
+            np.zeros(num_tasks),
+            np.zeros(()),
+            np.asarray(acted, np.int64),
+        )
 
     @classmethod
     def of(cls, update: UpdateReport) -> Best:
@@ -67,6 +74,7 @@ class Best(NamedTuple):
             np.asarray(update.counters.updates, np.int64),
             np.asarray(update.rates.step_success, np.float64),
             np.asarray(update.rates.mean_episode_length, np.float64),
+            np.asarray(update.counters.acted, np.int64),
         )
 
     def or_better(self, update: UpdateReport) -> Best:

@@ -157,7 +157,9 @@ def _is_stuck(run_paths: RunPaths, config: PPOConfig, update: UpdateReport) -> b
     each, frames = frames_per_update(config), update.counters.frames
     budget = num_updates(config) * each
     before = frames - each * config.grad_sync_period
-    if not config.stop_when_stuck or look_at(before, budget) == look_at(frames, budget):
+    if not config.stop_when_stuck or not update.rates.full:
+        return False
+    if look_at(before, budget) == look_at(frames, budget):
         return False
     rates, seconds = update.rates, update.counters.seconds
     newest = CurvePoint(frames, seconds, rates.success, rates.mean_episode_length)
@@ -216,7 +218,7 @@ def prepare(opened: Opened) -> tuple[Learner, Counters, Best]:
         assignment, network, np.asarray(words), observation_size=env.observation_size
     )
     state, counters = programs.fresh_state(experts), Counters(acted=(0,) * env.num_experts)
-    begun = Resumed(state, key, counters, Best.none(state.params, env.num_tasks))
+    begun = Resumed(state, key, counters, Best.none(state.params, env.num_tasks, counters.acted))
     if config.resume and checkpoint.has_resume(assignment.run_paths.resume):
         begun = run_io.load_checkpoint(assignment.run_paths, config.ppo, begun)
     learner = start(env, config.ppo, programs, train=begun.train, key=begun.key)
@@ -247,7 +249,7 @@ def _finish(opened: Opened, update: UpdateReport, best: Best, stopped: EarlyEnd)
     run_io.finish(
         assignment,
         opened.programs.unpack(kept.params),
-        update.counters,
+        replace(update.counters, acted=tuple(map(int, kept.acted))),
         step_success=tuple(map(float, kept.step_success)),
         mean_episode_length=float(kept.mean_episode_length),
         step_ends=step_ends(opened.module, *update.episodes.counts()),

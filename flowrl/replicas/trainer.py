@@ -172,7 +172,7 @@ class Replica:
         run_io.finish(
             self._opened.assignment,
             self._opened.programs.unpack(mean.params),
-            replace(counters, frames=last.frames, acted=last.acted),
+            replace(counters, frames=last.frames, acted=best.acted),
             step_success=best.rates.step_success,
             mean_episode_length=best.rates.mean_episode_length,
             step_ends=step_ends(self._opened.module, *self._episodes.counts()),

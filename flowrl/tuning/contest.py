@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import math
 import secrets
 import sys
 from collections.abc import Iterable, Mapping
@@ -16,13 +17,17 @@ from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any
 
 from flowrl import config as configs
+from flowrl import storage
 from flowrl.config import BottomUpConfig
 from flowrl.console import RUNS_GO_ON
 from flowrl.errors import EXIT_RESUMABLE, ConfigError, FlowrlError
 from flowrl.experts.merge import wilson
+from flowrl.experts.store import ExpertStore
+from flowrl.measures.causes import explanation_of_run
+from flowrl.measures.objectives import read_curve
 from flowrl.parallel.skill_sources import SkillConfig, skill_configs, trained_skills
-from flowrl.paths import GraphPaths, SweepPaths, slug
-from flowrl.runs import read_result
+from flowrl.paths import GraphPaths, RunPaths, SweepPaths, slug
+from flowrl.runs import read_result, read_run
 from flowrl.skills.graph import SkillGraph
 from flowrl.storage import records
 from flowrl.storage.records import Natural, Positive, Share, within
@@ -35,6 +40,7 @@ from flowrl.tuning.trials import CompetingText, Sweep, SweepRecord, open_sweep, 
 
 _SHOWN = 60  # characters of a term
 _MOST_TOLD = 16
+_POINTS = 8  # of a curve
 
 
 class ContestStoppedError(FlowrlError):
@@ -60,10 +66,19 @@ class Term:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """The success of the newest episodes in training after so many frames."""
+
+    frames: Natural
+    success: Share
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
     """The result of a candidate; one that failed twice has no `trial`, and `why`.
 
-    `frames` are those of its run, which ends early at the goal.
+    `frames` are those of its run, which ends early at the goal. `loss` says in which step of the
+    plan most of its episodes ended, and what helps against that.
     """
 
     label: str
@@ -72,6 +87,8 @@ class Standing:
     episodes: Positive = EPISODES
     frames: Natural = 0
     why: str = ""
+    curve: tuple[Point, ...] = ()
+    loss: str = ""
     terms: tuple[Term, ...] = ()
 
     @property
@@ -88,9 +105,17 @@ class Standing:
     def facts(self) -> dict[str, Any]:
         """The row of a table, as JSON values."""
         low, high = self.interval
-        told = {"success_rate": self.rate, "low": low, "high": high, "frames": self.frames}
-        terms = [asdict(term) for term in self.terms]
-        return {"candidate": self.label, **told, "why": self.why, "terms": terms}
+        return {
+            "candidate": self.label,
+            "success_rate": self.rate,
+            "low": low,
+            "high": high,
+            "frames": self.frames,
+            "why": self.why,
+            "curve": [asdict(point) for point in self.curve],
+            "loss": self.loss,
+            "terms": [asdict(term) for term in self.terms],
+        }
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -100,7 +125,8 @@ class Standing:
         low, high = self.interval
         said = f"{self.rate:.1%} [{low:.1%}, {high:.1%}] success after {self.frames:,} frames"
         terms = self.terms if len(self.terms) > 1 else ()
-        return (f"  {self.label}: {said}", *(term.line for term in terms))
+        losses = (f"    {self.loss}",) if self.loss else ()
+        return (f"  {self.label}: {said}", *losses, *(term.line for term in terms))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +216,8 @@ class Contest:
     def paths(self) -> SweepPaths:
         """The folder, whose name is of all that the result depends on."""
         graphs = self.graphs.items()
-        texts = [[label, graph.skills[self.skill].to_json()] for label, graph in graphs]
+        steps = {label: [[s.skill, s.count] for s in g.plan(self.skill)] for label, g in graphs}
+        texts = [[label, g.skills[self.skill].to_json(), steps[label]] for label, g in graphs]
         told = [texts, [configs.to_json(each.ppo) for each in self._settings.values()]]
         digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:8]
         return SweepPaths(self.graph_paths.sweeps / f"{_folder(self.skill)}_{digest}")
@@ -228,8 +255,11 @@ class Contest:
         Raises ContestStoppedError if a user stops it, else what a sweep raises: BusyError,
         ConfigError, SkillError, LaunchError.
         """
-        if (place := self.paths.contest_json).exists():
-            return records.read(place, ContestOutcome)
+        if self.paths.contest_json.exists():
+            outcome = records.read(self.paths.contest_json, ContestOutcome)
+            if self._holds(outcome):
+                return outcome
+            storage.remove_tree(self.paths.root)
         if need := self.missing():
             train = self.graph_paths.command("train", "--target_skill", need)
             raise ConfigError(f"{self.skill} needs {need}, which has no expert yet; {train}")
@@ -247,6 +277,17 @@ class Contest:
                 sys.stderr.write(f"\nflowrl: {RUNS_GO_ON}\nTo go on: the same command\n")
                 raise
             return self._measured(sweep)
+
+    def _holds(self, outcome: ContestOutcome) -> bool:
+        """Return whether a kept result is of the experts that the graph has now.
+
+        Keeping the winner's expert changes those of its needs, too.
+        """
+        pinned, now = (ExpertStore(each).manifest() for each in (self.paths, self.graph_paths))
+        sweep = open_sweep(self.paths)
+        trials = (each.trial for each in outcome.standings if each.trial is not None)
+        kept = any(read_run(sweep.run(trial)).run_id in now.merged for trial in trials)
+        return kept or pinned.versions <= now.versions
 
     @functools.cached_property
     def _settings(self) -> Mapping[str, SkillConfig]:
@@ -276,6 +317,19 @@ class Contest:
             candidates=candidates,
         )
 
+    def _course(self, run_paths: RunPaths) -> dict[str, Any]:
+        """Return the frames of an ended run, its curve, and where its plan loses most.
+
+        An attempt before it that failed counts with none of them.
+        """
+        curve = read_curve(run_paths.metrics)
+        ends = (math.ceil(len(curve) * part / _POINTS) for part in range(1, _POINTS + 1))
+        kept = (curve[end - 1] for end in ends if curve)
+        points = dict.fromkeys(Point(frames=each.frames, success=each.success) for each in kept)
+        found = explanation_of_run(self.graph_paths, run_paths)
+        loss = f"{found.line}; {found.remedy}" if found else ""
+        return {"frames": read_result(run_paths).frames, "curve": (*points,), "loss": loss}
+
     def _measured(self, sweep: Sweep) -> ContestOutcome:
         """Let all experts play in the same worlds, and write down how they rank."""
         tried, _ = read_trials(sweep)
@@ -291,6 +345,8 @@ class Contest:
             ended, result = last[name].outcome, results.get(name, _Played())
             assert ended
             facts: dict[str, Any] = {"frames": ended.frames, "why": ended.why}
+            if (number := good.get(name)) is not None:
+                facts |= self._course(sweep.run(number))
             facts |= {"successes": result.successes, "terms": result.terms}
             standings.append(Standing(label=name, trial=good.get(name), **facts))
         outcome = ContestOutcome(standings=ranked(standings, budget=self.frames))

@@ -202,7 +202,10 @@ def apply_winner(graph_paths: GraphPaths, sweep: Sweep, outcome: SweepOutcome) -
     """Make the confirmed point the skill's settings; returns a line for people."""
     gain, skill, name = outcome.best, sweep.record.skill, sweep.sweep_paths.root.name
     if gain is None:
-        return f"no point is confirmed better than the default; the defaults of {skill} stay"
+        tuned, own = graph_paths.tuned_file(skill), _first_words(name).encode()
+        if tuned.exists() and storage.read_bytes(tuned).startswith(own):
+            storage.remove_file(tuned)  # confirmed before the sweep was prolonged
+        return f"no point is confirmed better than the default; {skill} has no settings of {name}"
     said = f"{gain.described} over the default's {outcome.default:.3f}, "
     said += f"with {outcome.seeds} fresh seeds"
     default, tuned = flags(sweep.base), flags(admissible(gain.point, sweep.base))  # as trained
@@ -210,9 +213,13 @@ def apply_winner(graph_paths: GraphPaths, sweep: Sweep, outcome: SweepOutcome) -
     point.update(gain.point)
     values = "".join(f"{key} = {json.dumps(value)}\n" for key, value in point.items())
     storage.make_dir(graph_paths.tuned)
-    text = f"# flowrl sweep --name {name}: {said}\n[{json.dumps(skill)}]\n{values}"
+    text = f"{_first_words(name)}{said}\n[{json.dumps(skill)}]\n{values}"
     storage.write_atomic(graph_paths.tuned_file(skill), text)
     return f"{said}; these are the settings of {skill} now ({graph_paths.tuned_file(skill)})"
+
+
+def _first_words(name: str) -> str:
+    return f"# flowrl sweep --name {name}: "
 
 
 def forget(graph_paths: GraphPaths, skill: str) -> str:

@@ -60,7 +60,7 @@ _RUNGS = (9, 3)  # trials are compared after these parts of their frames
 
 
 def create_sweep(sweep: Sweep, graph_paths: GraphPaths, *plans: SkillGraph) -> None:
-    """Write a new sweep: copies of the experts that its skill needs, and then what it is.
+    """Write a new sweep: copies of the experts that its skill begins with, and then what it is.
 
     A sweep that was half written is written again. The caller holds the sweep's folder. Raises
     BusyError if another start has begun it, ExpertCorruptError if an expert's files are others.
@@ -70,9 +70,10 @@ def create_sweep(sweep: Sweep, graph_paths: GraphPaths, *plans: SkillGraph) -> N
         raise BusyError(f"{sweep_paths.root} was begun meanwhile; the same command goes on with it")
     storage.make_dir(sweep_paths.root)
     store, pinned = ExpertStore(graph_paths), ExpertStore(sweep_paths)
-    needs = {need for plan in plans for need in plan.all_needs(sweep.record.skill)}
-    present = store.manifest()
-    experts = {n: each for n, each in present.experts.items() if each.skill in needs}
+    skill, present = sweep.record.skill, store.manifest()
+    first = {need for plan in plans for need in plan.all_needs(skill)}
+    first |= {like for plan in plans if (like := plan.skills[skill].like)}
+    experts = {n: each for n, each in present.experts.items() if each.skill in first}
     for version in experts.values():
         copy = pinned.path_of(version)
         storage.remove_tree(copy)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import statistics
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -214,12 +215,22 @@ class Sweep:
         )
 
     def budget_left(self, begun: Sequence[BegunTrial]) -> float:
-        """The share of the budget that these trials of the search leave."""
+        """The share of the budget that these trials of the search leave.
+
+        A running one counts with all its frames, or with the mean seconds of those that have ended.
+        """
         left, (budget, _) = 1.0 - len(begun) / self.most_trials, read_budget(self.search.budget)
         if budget is not None:
-            spent = sum(self.cost(each.outcome) for each in begun if each.outcome)
-            left = min(left, 1.0 - spent / budget)
+            spent = [self.cost(each.outcome) for each in begun if each.outcome]
+            to_come = sum(self._expected(each, spent) for each in begun if not each.outcome)
+            left = min(left, 1.0 - (sum(spent) + to_come) / budget)
         return max(0.0, left)
+
+    def _expected(self, each: BegunTrial, spent: Sequence[float]) -> float:
+        """The cost of a running trial, in the unit of the budget; 0 if nothing is known of it."""
+        if read_budget(self.search.budget)[1] == "seconds":
+            return statistics.fmean(spent) if spent else 0.0
+        return float(self.config_of(each.trial).total_timesteps)
 
 
 def prolong(sweep: Sweep, asked: SearchConfig, given: Container[str]) -> Sweep:

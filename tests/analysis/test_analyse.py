@@ -7,10 +7,14 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
+from flowrl.analysis import command
 from flowrl.paths import GraphPaths
+from flowrl.skills.amount import Amount
+from flowrl.skills.skill import load_skill
 from tests.analysis.wrong import HERE, LIBRARY, text_of, wrong_contracts
 from tests.games.test_a_game_of_ones_own import installed
 
@@ -125,3 +129,29 @@ def is_found(told: dict, wrong) -> bool:
         if (needs, uses) != (str(amount), str(used)):
             return False
     return True
+
+
+GAIN = '{"stone": "n"}'
+HEADS = {
+    "plain": ('name = "Dig Rock"\ngain = GAIN\nrequirements = NEEDS\n', True),
+    "annotated": ('name: str = "Dig Rock"\ngain: dict = GAIN\nrequirements: dict = NEEDS\n', True),
+    "of two names": ('name, gain = "Dig Rock", GAIN\nrequirements = NEEDS\n', False),
+    "on one line": ('name = "Dig Rock"; gain = GAIN; requirements = NEEDS\n', False),
+    "without": ('name = "Dig Rock"\ngain = GAIN\n', True),
+}
+
+
+@pytest.mark.parametrize(("head", "in_place"), HEADS.values(), ids=HEADS)
+def test_a_corrected_contract_is_a_diff_however_its_file_is_written(tmp_path, head, in_place):
+    code = "\n\ndef task_is_done(inventory, n):\n    return inventory.stone >= n\n"
+    code += "\n\ndef task_reward(inventory_diff):\n    return 1.0 * inventory_diff.stone\n"
+    path = tmp_path / "dig.py"
+    path.write_text(head.replace("GAIN", GAIN).replace("NEEDS", '{"wood": "n"}') + code)
+    skill = load_skill(path)
+    changed = replace(skill, requirements={"wood": Amount.parse("2*n")})
+    diff = command._diff(skill, changed, {skill.name: skill})
+    assert diff.startswith(f"--- {path}" if in_place else "--- Dig Rock.py")
+    assert [line for line in diff.splitlines() if line.startswith("+r")] == [
+        '+requirements = {"wood": "2*n"}'
+    ]
+    assert command._diff(skill, skill, {skill.name: skill}) == ""

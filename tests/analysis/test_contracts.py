@@ -196,3 +196,9 @@ def test_what_is_taken_away_is_what_is_not_used():
 def test_a_line_is_found_again(per, base, counts):
     line = Amount(per=per, base=base)
     assert fitted({n: line.at(n) for n in counts}, Amount(per=0, base=0)) == line
+
+
+@given(amounts=st.dictionaries(st.integers(1, 9), st.integers(0, 9), min_size=1, max_size=5))
+def test_whatever_was_seen_a_line_is_an_amount_or_none(amounts):
+    line = fitted(amounts, Amount(per=1, base=0))
+    assert line is None or {n: line.at(n) for n in amounts} == amounts

@@ -15,10 +15,13 @@ from pathlib import Path
 import pytest
 
 from flowrl.errors import EXIT_UNAVAILABLE
+from flowrl.experts import manifest as manifests
+from flowrl.experts.manifest import Manifest
 from flowrl.experts.store import ExpertStore
 from flowrl.llm.transcript import Chosen, read_events
 from flowrl.parallel.health import DaemonLock
-from flowrl.parallel.skill_sources import SkillSources
+from flowrl.parallel.recovery import recorded_config
+from flowrl.parallel.skill_sources import SkillSources, keep_other_text
 from flowrl.paths import GraphPaths, SweepPaths
 from flowrl.reports.status import read_rows
 from flowrl.runs import CodeApproval, read_run
@@ -133,7 +136,7 @@ def test_without_a_surely_better_text_nothing_is_changed(graph, flowrl):
     words = ("improve", graph.root, WOOD.name, "--proposals", folder, *FRAMES)
     said = flowrl(*words, code=1).out
     assert "nothing is changed, because a_little.py is not surely better: its lower" in said
-    assert "silent.py: 0.0% [0.0%, 1.5%] success after 10,000 frames" in said.splitlines()[-3]
+    assert "silent.py: 0.0% [0.0%, 1.5%] success after 10,000 frames" in said.splitlines()[-4]
     assert said.splitlines()[-1] == "    b: 0 ± 0, not 0 in 0.0%"
     sweeps = str(graph.sweeps)
     kept = {name: text for name, text in all_files(graph.root).items() if sweeps not in str(name)}
@@ -199,6 +202,39 @@ def test_a_candidate_that_fails_twice_is_told_with_its_reason(graph, flowrl):
     assert "%" not in said.splitlines()[-1]
 
 
+def test_a_present_text_that_fails_is_not_replaced(graph, flowrl):
+    order(graph, diverge_above=5e-4)
+    folder = proposals(graph, slow=at("3e-4"))
+    said = flowrl("improve", graph.root, WOOD.name, "--proposals", folder, *FRAMES, code=1).out
+    assert "nothing is changed, because the present text failed: " in said.splitlines()[0]
+    assert "slow.py: " in said, "which succeeds"
+    assert requests(graph) == []
+
+
+def test_a_contest_of_experts_that_are_no_more_is_held_again(graph, flowrl):
+    order(graph, success=0.0)
+    folder = proposals(graph, other=at("3e-3"))
+    words = ("improve", graph.root, WOOD.name, "--proposals", folder, *FRAMES)
+    flowrl(*words, code=1)
+    flowrl(*words, code=1)
+    assert len(launches(graph)) == 2
+    [sweep], manifest = contests(graph), ExpertStore(graph).manifest()
+    former = replace(manifest.experts[0], version="v000001-e0.a1.0f", skill="Collect Sapling")
+    manifests.swap(sweep, Manifest(generation=1, experts={0: former}))
+    flowrl(*words, code=1)
+    assert len(launches(graph)) == 4
+
+
+def test_a_model_is_not_asked_for_trusted_code(graph, flowrl):
+    text = "def task_reward(inventory):\n    return float(len(str(inventory)))"
+    config = {"format": 1, "env_name": GAME, "launcher": "local", "sandbox": "none"}
+    records.write(graph.config_json, {**config, "trust_skills": True})
+    trusted = replace(WOOD, reward=text, trusted=True)
+    keep_other_text(graph, recorded_config(graph), trusted, ())
+    words = ("improve", graph.root, WOOD.name, "--base_url", "http://localhost:1/v1", "--model=m")
+    assert "Collect Wood is trusted code" in flowrl(*words, code=2).err
+
+
 def test_what_cannot_compete_is_one_line(graph, flowrl, tmp_path):
     folder = proposals(graph, other=at("1e-3").replace('"Collect Wood"', '"Fell Trees"'))
     words = ("improve", graph.root, WOOD.name, "--proposals")
@@ -234,7 +270,7 @@ def write(graph, flowrl, monkeypatch):
 def test_the_best_reward_is_kept_with_its_expert_and_trained_on(graph, write):
     said = write().out
     assert f"Fell Trees: added to {graph.root}, with its expert, which is trained on" in said
-    assert [line.split(":")[0].strip() for line in said.splitlines()[1::3]] == [
+    assert [line.split(":")[0].strip() for line in said.splitlines()[1::4]] == [
         *("candidate_2.py", "candidate_3.py", "candidate_1.py")
     ]
     assert SkillSources(graph).recorded()["Fell Trees"].reward == BETTER
@@ -245,7 +281,7 @@ def test_the_best_reward_is_kept_with_its_expert_and_trained_on(graph, write):
     assert [each["verb"] for each in requests(graph)] == ["train-more"]
     chosen = [e for e in read_events(graph.transcripts / "1.jsonl") if isinstance(e, Chosen)]
     assert chosen[0].file == "candidate_2.py"
-    assert "0.0% [0.0%, 1.5%] success" in chosen[0].standings[-3]
+    assert "0.0% [0.0%, 1.5%] success" in chosen[0].standings[-4]
     assert write().out.startswith("Fell Trees: granted before")
     assert len(launches(graph)) == 3
 
@@ -281,12 +317,19 @@ def test_a_further_round_is_told_of_the_contest_and_its_best_reward_is_kept(grap
         assert "Fell Trees" not in SkillSources(graph).recorded()
     said = write("--llm_rounds=2").out
     assert "Fell Trees: added to" in said
-    assert [line.split(":")[0].strip() for line in said.splitlines()[1::3]] == [
+    assert [line.split(":")[0].strip() for line in said.splitlines()[1::4]] == [
         *("../2/candidate_1.py", "candidate_2.py")
     ]
-    told = endpoint.asked[2]["messages"][-1]["content"]
-    assert '"candidate": "candidate_1.py",\n   "success_rate": 0.0,' in told
-    assert '"terms": [\n    {\n     "source": "a",' in told
+    told = json.loads("\n".join(endpoint.asked[2]["messages"][-1]["content"].split("\n")[1:-1]))
+    tried = {row["candidate"]: row for row in told["tried"]}
+    assert tried["candidate_1.py"]["success_rate"] == 0.0
+    assert tried["candidate_1.py"]["terms"][0]["source"] == "a"
+    second = tried["candidate_2.py"]
+    assert [point["frames"] for point in second["curve"]] == [
+        *(2000, 3000, 4000, 5000, 7000, 8000, 9000, 10_000)
+    ]
+    assert second["curve"][-1]["success"] == pytest.approx(0.7)
+    assert second["loss"].startswith("30% of its episodes end in step 1, Fell Trees, mostly by")
     assert SkillSources(graph).recorded()["Fell Trees"].reward == best
     chosen = [e for e in read_events(graph.transcripts / "1.jsonl") if isinstance(e, Chosen)]
     assert chosen[0].file == "../2/candidate_1.py"

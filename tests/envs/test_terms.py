@@ -9,8 +9,12 @@ from flowrl.config import PPOConfig
 from flowrl.envs.skill_module import terms_of
 from flowrl.parallel.training_setup import prepare_training_run
 from flowrl.paths import GraphPaths
+from flowrl.runs import CodeApproval
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.skill import skill_from_data
+from flowrl.skills.validation.cache import ApprovalStore
+from flowrl.skills.validation.dry_run import SkillCode
+from tests.envs.making import CLASSIC
 from tests.parallel.making import LIBRARY
 
 DONE = "def task_is_done(inventory, n):\n    return inventory.wood >= n"
@@ -47,3 +51,24 @@ def test_a_sum_is_split_into_terms_that_add_up_to_it(tmp_path, body, terms):
     sources, function = terms_of(ready.run_paths.module)
     values = [float(jnp.asarray(value)) for value in (function(n=3) if terms else function())]
     assert dict(zip(sources, values, strict=True)) == terms
+
+
+def test_the_terms_of_a_trusted_reward_may_use_what_it_may(tmp_path):
+    reward = "def task_reward(n):\n    return 1.0 * len(list(enumerate([n, n]))) + n"
+    data = {"gain": {"logs": "n"}, "is_done": DONE, "reward": reward}
+    fell = skill_from_data("Fell", data, trusted=True)
+    graph_paths = GraphPaths(tmp_path / "g")
+    digest = SkillCode.of(fell, CLASSIC).digest
+    ApprovalStore(graph_paths.approvals).keep(CodeApproval(digest=digest, trusted=True))
+    ready = prepare_training_run(
+        graph_paths=graph_paths,
+        graph=SkillGraph([*LIBRARY.values(), fell]),
+        skill="Fell",
+        expert=0,
+        attempt=1,
+        completed={},
+        config=PPOConfig(),
+    )
+    sources, function = terms_of(ready.run_paths.module)
+    assert len(sources) == 2
+    assert function(n=3) == (2.0, 3)

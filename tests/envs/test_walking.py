@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from craftax.craftax_env import make_craftax_env_from_name
 
+from flowrl.envs.base import COUNTS, count_steps
 from flowrl.envs.skill_module import load_module
 from flowrl.envs.tasks import check_gains, make_env
 from flowrl.envs.vector import BatchedEnv
@@ -337,3 +338,17 @@ def test_a_reward_that_is_not_finite_is_passed_on(walk):
     assert np.isnan(output.reward).all()
     assert np.isnan(output.episode_return).all()
     assert not output.done.any()
+
+
+def test_a_death_that_completes_a_step_is_a_death_unless_the_plan_ends_there(walk):
+    state = with_items(walk.state, wood=2, stone=1, coal=1)
+    dead = state.world.replace(player_health=state.world.player_health * 0)
+    walked, output = walk.step(state._replace(world=dead))
+    assert output.done.all()
+    assert not output.task_success.any()
+    assert not walked.success.any()
+    counts = count_steps(jax.tree.map(lambda leaf: leaf[None], output))
+    assert counts[0, list(COUNTS).index("died")] == 8
+    last = state._replace(task=state.task + 2, world=dead)
+    _, output = walk.step(last)
+    assert output.task_success[:, 2].all()

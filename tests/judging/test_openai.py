@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from flowrl.errors import ConfigError
@@ -224,6 +226,23 @@ def test_a_call_that_failed_has_cost_its_requests(endpoint):
         judge.score(ITEM)
     assert judge.budget.spent.calls == len(endpoint.asked) == 1
     assert judge.budget.spent.seconds > 0
+
+
+@pytest.mark.parametrize("kind", ["a reason", "prose", "no completion"])
+def test_no_part_of_a_key_is_kept_wherever_an_answer_is_cut(endpoint, tmp_path, kind):
+    judge = asking(endpoint, answers=tmp_path)
+    for before in range(0, 64, 6):
+        said = f"{'x' * before} {KEY} is your key"
+        reason = json.dumps({"score": 0.5, "why": f"{'y' * 240}{said}"})
+        told = reason if kind == "a reason" else said
+        endpoint.say = lambda _, told=told: told
+        endpoint.body = said if kind == "no completion" else None
+        why = judge.score(SkillText(skill="Dig", text=f"{before}")).why
+        assert "xx"[:before] in why
+        assert KEY[:6] not in why, before
+    kept = [path.read_text() for path in tmp_path.iterdir()]
+    assert len(kept) == 11
+    assert all(KEY[:6] not in text for text in kept)
 
 
 def test_a_key_that_the_endpoint_repeats_is_not_kept(endpoint, tmp_path):

@@ -76,6 +76,10 @@ def test_each_password_of_a_list_of_urls_is_a_secret():
 PEM = "-----BEGIN KEY-----\nfirst-line-of-it\nsecond-line-of-it\n-----END KEY-----\n"
 
 
+SIGNED = "https://ann:pw@host/q?sig=abcdef123456"
+TWO_TOKENS = f"ghp_{'a1' * 18}:otherhalf99"
+
+
 @pytest.mark.parametrize(
     ("environ", "text", "clean"),
     [
@@ -84,8 +88,10 @@ PEM = "-----BEGIN KEY-----\nfirst-line-of-it\nsecond-line-of-it\n-----END KEY---
         ({"https_proxy": "http://ann:p%40ssw%2Frd1@proxy"}, "p@ssw/rd1", "[redacted]"),
         ({"A_KEY": "abcdefgh", "B_KEY": "abcdefghijkl"}, "x abcdefghijkl y", "x [redacted] y"),
         ({"MY_KEY": PEM}, "a second-line-of-it", "a [redacted]"),
+        ({"DB_SECRET": SIGNED}, f"at {SIGNED}", "at [redacted]"),
+        ({"X_TOKEN": TWO_TOKENS}, f"with {TWO_TOKENS}", "with [redacted]"),
     ],
-    ids=["after a long user name", "as in the URL", "decoded", "the longest first", "a line"],
+    ids=["a long user", "as in the URL", "decoded", "the longest first", "a line", "signed", "two"],
 )
 def test_a_secret_is_found_in_each_of_its_forms(environ, text, clean):
     assert redacted(text, secrets_of(environ)) == clean

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from flowrl.games.base import find_game, known_games
-from flowrl.llm.context import context_of, data_message, nearest, system_message
+from flowrl.llm.context import bounded, context_of, data_message, nearest, system_message
 from flowrl.llm.exchange import tokens_of
 from flowrl.skills.skill import SKILL_SETTINGS
 from flowrl.skills.validation.allowed import FUNCTIONS
@@ -23,8 +23,8 @@ RECIPES = [
 def told(most_tokens: int, *, failed: tuple[str, ...] = ("too dear", "too cheap")) -> dict:
     said = {"Collect Wood": {"success_rate": 0.5}}
     wish = "Collect iron with a pickaxe"
-    more = {"most_tokens": most_tokens, "recipes": RECIPES}
-    return context_of(wish, LIBRARY, said=said, failed=failed, **more)
+    context = context_of(wish, LIBRARY, said=said, failed=failed, recipes=RECIPES)
+    return bounded(context, most_tokens)
 
 
 def test_the_context_has_the_graph_examples_and_failures():
@@ -47,6 +47,18 @@ def test_the_context_keeps_its_bound_and_leaves_out_the_least_useful_first(most)
     assert not (data["skills"] and len(data["facts"]) < len(whole["facts"]))
     assert not (data["facts"] and len(data["examples"]) < len(whole["examples"]))
     assert data["wish"] == whole["wish"]
+
+
+@pytest.mark.parametrize("most", [400, 900, 3000])
+def test_results_of_earlier_candidates_are_bounded_too_and_go_last(most):
+    tried = [{"candidate": f"{number}.py", "terms": ["x" * 50] * 9} for number in range(16)]
+    more = {"tried": [*tried], "present": {"task_reward": "r"}}
+    context = context_of("wish", LIBRARY, failed=(), said={})
+    data = bounded({**context, **more}, most)
+    assert tokens_of(json.dumps(data, ensure_ascii=False, indent=1)) <= most
+    assert data["tried"] == tried[: len(data["tried"])]
+    assert len(data["tried"]) == 16 or not data["examples"]
+    assert data["present"] == {"task_reward": "r"}
 
 
 def test_the_recipes_that_share_words_with_the_wish_come_first():

@@ -177,7 +177,7 @@ def saved(folder: Path, env: TinyEnv, config: PPOConfig) -> Found:
 def resumed(folder: Path, env: TinyEnv, config: PPOConfig) -> Found:
     """What the updates after the checkpoint leave."""
     state, counters = fresh(env), Counters(acted=(0,) * env.num_experts)
-    like = Resumed(state, KEY, counters, Best.none(state.params, env.num_tasks))
+    like = Resumed(state, KEY, counters, Best.none(state.params, env.num_tasks, counters.acted))
     found = run_io.load_checkpoint(RunPaths(folder, 0), config, like)
     programs = programs_of(env, config)
     begun = start(env, config, programs, train=found.train, key=found.key)

@@ -48,6 +48,7 @@ HONEST = (
     "(achievements.sum() >= 67) & (timestep > 9000)",
     "(closest_blocks[facing_block, 0, 0] == 30) & (inventory.stone > 70)",
     "(learned_spells.sum() == 2) & (boss_progress >= 8)",
+    "(light_level + 0.5).astype(int) == 0",
 )
 
 

@@ -36,9 +36,11 @@ def a_sweep(folder: Any, **changes: Any) -> Sweep:
     return Sweep(SweepPaths(folder), a_record(**changes))
 
 
-def a_trial(number: int, lr: float, score: float | None = None, **changes: Any) -> BegunTrial:
+def a_trial(
+    number: int, lr: float, score: float | None = None, *, frames: int = 10_000, **changes: Any
+) -> BegunTrial:
     """A trial of the search that has ended; without a score it has failed."""
     trial = Trial(sweep=ID, number=number, point={"lr": lr}, seed=number, **changes)
     why = "" if score is not None else "exit 65"
-    outcome = TrialOutcome(score=score, frames=10_000, seconds=2.0, why=why)
+    outcome = TrialOutcome(score=score, frames=frames, seconds=2.0, why=why)
     return BegunTrial(trial, outcome)

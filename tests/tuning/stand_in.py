@@ -16,7 +16,7 @@ from pathlib import Path
 from flowrl import runs, storage
 from flowrl.errors import EXIT_DIVERGED, EXIT_RESUMABLE
 from flowrl.paths import RunPaths
-from flowrl.runs import ExpertReport, Progress, RunResult, TrainingRun
+from flowrl.runs import ExpertReport, Progress, RunResult, StepEnds, TrainingRun
 from tests.experts.making import SHAPES, content_digest, make_expert
 
 FRAMES, UPDATES = 1000, 10
@@ -102,7 +102,11 @@ def finish(
     for local, expert in enumerate(run.experts):
         make_expert(building / run_paths.final(local).name, f"{run.run_id} expert {expert}")
     storage.commit_dir(building, run_paths.finals)
-    frames = update * FRAMES
+    frames, episodes = update * FRAMES, update * 10
+    done = round(episodes * success)
+    ends = StepEnds(
+        begun=episodes, done=done, died=episodes - done, cut=0, running=0, timesteps=frames
+    )
     result = RunResult(
         run_id=run.run_id,
         frames=frames,
@@ -118,6 +122,7 @@ def finish(
         ),
         success_rate=success,
         step_success=(success,) * len(run.plan),
+        step_ends=(ends,) * len(run.plan),
         mean_episode_length=40.0,
         updates=update,
         wall_seconds=update * 0.1,

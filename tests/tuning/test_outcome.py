@@ -16,6 +16,7 @@ from flowrl.parallel.skill_sources import read_tuned, skill_configs
 from flowrl.parallel.training_processor import merge_run
 from flowrl.paths import GraphPaths, SweepPaths
 from flowrl.reports.status import read_rows
+from flowrl.runs import read_run
 from flowrl.storage import records
 from flowrl.tuning import outcome
 from flowrl.tuning.outcome import Gain, SweepOutcome, apply_winner, decide, forget, keep_winner
@@ -115,8 +116,22 @@ def test_a_repair_of_minibatches_is_among_the_settings(tmp_path):
 def test_without_a_winner_nothing_is_written(tmp_path):
     graph_paths = GraphPaths(tmp_path / "graph")
     none = SweepOutcome(seeds=3, default=0.5, gains=(), winner=None)
-    assert "the defaults of Collect Wood stay" in apply_winner(graph_paths, a_sweep(tmp_path), none)
+    sweep = a_sweep(graph_paths.sweeps / "s")
+    assert "Collect Wood has no settings of s" in apply_winner(graph_paths, sweep, none)
     assert not graph_paths.tuned.exists()
+
+
+@pytest.mark.parametrize(("own", "lr"), [(True, 1e-3), (False, 2e-3)])
+def test_what_a_prolonged_sweep_no_longer_confirms_is_taken_back(tmp_path, own, lr):
+    """Settings that another sweep has confirmed stay."""
+    graph_paths = GraphPaths(tmp_path / "graph")
+    sweep = a_sweep(graph_paths.sweeps / "s")
+    gain = Gain(trial=7, point={"lr": 2e-3}, mean=0.2, low=0.1, high=0.3)
+    won = SweepOutcome(seeds=3, default=0.5, gains=(gain,), winner=7)
+    apply_winner(graph_paths, sweep if own else a_sweep(graph_paths.sweeps / "s2"), won)
+    assert config_of(graph_paths).ppo.lr == 2e-3
+    apply_winner(graph_paths, sweep, SweepOutcome(seeds=5, default=0.5, gains=(gain,)))
+    assert config_of(graph_paths).ppo.lr == lr
 
 
 def test_settings_of_another_skill_are_refused(tmp_path):
@@ -157,6 +172,20 @@ def test_the_winners_expert_is_merged_once(tmp_path):
     assert not state_fault(graph_paths)
     assert graph_paths.archive(0, WOOD).result_json.exists()
     assert sweep.run(0).result_json.exists()
+
+
+def test_a_trial_begins_as_a_copy_of_the_skill_that_its_own_is_like(tmp_path):
+    graph_paths = GraphPaths(tmp_path / "graph")
+    sweep, won = won_sweep(graph_paths)
+    keep_winner(graph_paths, sweep, won, config=BottomUpConfig(), skills=GRAPH)
+    sapling = dataclasses.replace(GRAPH.skills["Collect Sapling"], like=WOOD)
+    graph = GRAPH.replacing(sapling)
+    record = a_record(skill=sapling.name, expert=1)
+    other = Sweep(SweepPaths(graph_paths.sweeps / "other"), record)
+    create_sweep(other, graph_paths, graph)
+    prepare_trial(other, graph, a_trial(0, 2e-3, 0.9).trial)
+    copied = read_run(other.run(0)).copied
+    assert copied == ExpertStore(graph_paths).manifest().experts[0]
 
 
 def test_an_expert_whose_number_is_anothers_now_is_not_kept(tmp_path):

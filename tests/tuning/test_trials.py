@@ -80,6 +80,21 @@ def test_the_best_points_are_confirmed_beside_the_default_with_equal_seeds(tmp_p
     assert not by_seed.keys() & {each.trial.seed for each in tried[:6]}
 
 
+def test_running_trials_count_with_what_they_may_cost(tmp_path):
+    """Trials of 10,000 frames: three at once use up 25k, whatever the number of slots."""
+    sweep = a_sweep(tmp_path, trials=9, budget="25k")
+    begun: list[BegunTrial] = []
+    while trial := next_trial(sweep, begun, len(begun)):
+        begun.append(BegunTrial(trial, None))
+    assert len(begun) == 3
+    begun[0] = BegunTrial(begun[0].trial, a_trial(0, 1e-3, 0.5, frames=4_000).outcome)
+    assert next_trial(sweep, begun, 3), "one that ended early makes room"
+    timed = a_sweep(tmp_path, trials=9, budget="5s")
+    running = dataclasses.replace(a_trial(1, 1e-3), outcome=None)
+    assert timed.budget_left([running]) == pytest.approx(8 / 9), "nothing is known of seconds yet"
+    assert timed.budget_left([a_trial(0, 1e-3, 0.5), running]) == pytest.approx(1 / 5)
+
+
 @pytest.mark.parametrize(
     ("changes", "count"),
     [({"trials": 3}, 3), ({"trials": 9, "budget": "25k"}, 3), ({"trials": 9}, 9)],

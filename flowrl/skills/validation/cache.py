@@ -57,8 +57,9 @@ class ApprovalStore:
         return kept
 
     def keep(self, approval: CodeApproval) -> None:
-        """Write an approval, unless this code has one."""
-        if self.find(approval.digest) is None:
+        """Write an approval, unless this code has one that says as much."""
+        kept = self.find(approval.digest)
+        if kept is None or (approval.begins_anew and not kept.begins_anew):
             storage.make_dir(self._folder)
             records.write(self._folder / f"{approval.digest}.json", approval)
 

@@ -136,6 +136,10 @@ def approvals_of(
 ) -> list[CodeApproval | str]:
     """The kept approvals, and new ones for the other codes, which are not kept yet."""
     kept = [store.find(code.digest) for code in codes]
+    kept = [
+        None if approval and code.begins_anew and not approval.begins_anew else approval
+        for code, approval in zip(codes, kept, strict=True)
+    ]
     unknown = [code for code, approval in zip(codes, kept, strict=True) if approval is None]
     fresh = iter(try_codes(unknown, confine=confine))
     return [next(fresh) if approval is None else approval for approval in kept]
@@ -224,7 +228,9 @@ def _outcomes(
             continue
         code, running = codes[report["code"]], report if report["event"] == "begins" else None
         if report["event"] == "passed":
-            outcomes[report["code"]] = CodeApproval(digest=code.digest, trusted=code.trusted)
+            outcomes[report["code"]] = CodeApproval(
+                digest=code.digest, trusted=code.trusted, begins_anew=code.begins_anew
+            )
         elif report["event"] == "refused":
             outcomes[report["code"]] = _refusal(code, report["line"], report["why"])
     if running is not None:

@@ -16,6 +16,7 @@ import numpy as np
 
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 _CALLS = ("jit", "pjit")
+_CONVERT = "convert_element_type"
 _INDEXING = "/jax/_src/numpy/indexing.py"  # JAX's own comparisons of an index with 0
 
 
@@ -45,7 +46,7 @@ _BETWEEN: Mapping[str, Callable[..., float]] = {
 _ELEMENTS = frozenset(
     (
         *("slice", "squeeze", "reshape", "broadcast_in_dim", "transpose", "rev", "copy"),
-        *("expand_dims", "gather", "dynamic_slice", "convert_element_type"),
+        *("expand_dims", "gather", "dynamic_slice", _CONVERT),
         *("reduce_max", "reduce_min", "reduce_and", "reduce_or"),
     )
 )
@@ -57,7 +58,7 @@ def _range(equation: Any, given: Sequence[Range | None]) -> Range | None:
     if result.dtype == bool:
         return Range(0, 1)
     if name in _ELEMENTS:
-        return given[0]
+        return _as_integers(given[0], result.dtype) if name == _CONVERT else given[0]
     known = [each for each in given if each is not None]
     if len(known) < len(given):
         return None
@@ -73,6 +74,19 @@ def _range(equation: Any, given: Sequence[Range | None]) -> Range | None:
     if any(map(math.isnan, ends)):  # such as 0 × inf
         return None
     return Range(min(ends), max(ends), varies=any(each.varies for each in known))
+
+
+def _as_integers(given: Range | None, dtype: Any) -> Range | None:
+    """The range of values that become integers, rounded towards 0; None if some cannot.
+
+    Of another type it stays.
+    """
+    if given is None or dtype.kind not in "iu":
+        return given
+    limits = np.iinfo(dtype)
+    if not limits.min <= given.least <= given.most <= limits.max:
+        return None
+    return given._replace(least=math.trunc(given.least), most=math.trunc(given.most))
 
 
 def decided(jaxpr: Any, consts: Sequence[Any], given: Sequence[Range | None]) -> list[Decided]:

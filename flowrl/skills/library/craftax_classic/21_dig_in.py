@@ -5,7 +5,6 @@ requirements = {"home": "1", "wood_pickaxe": "1"}
 consumption = {}
 gain = {"sheltered": "1"}
 ephemeral = ["sheltered"]
-like = "Collect Stone"
 training = {"total_timesteps": 3_000_000}
 
 
@@ -29,7 +28,7 @@ def task_is_done(local_map):
     return _room(local_map) <= 3
 
 
-def task_reward(local_map, damage_dealt):
-    room = _room(local_map)
-    narrow = jnp.maximum(0.0, 1.0 - (room - 1) / 12)
-    return 2.0 * (room <= 3) + 0.01 * narrow + 0.1 * damage_dealt
+def task_reward(local_map, local_map_prev, damage_dealt):
+    before = jnp.minimum(_room(local_map_prev), 13)
+    room = jnp.minimum(_room(local_map), 13)
+    return 2.0 * (room <= 3) + 0.1 * (before - room) + 0.1 * damage_dealt
