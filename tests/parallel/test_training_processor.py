@@ -65,6 +65,13 @@ def finished(
 # --- what a merge does
 
 
+def test_experts_of_an_earlier_update_are_credited_as_far_as_they_acted(trained):
+    ready = finished(trained)
+    rewrite(ready.run_paths, frames=90, kept_update=3, last_success_rate=0.1)
+    merge(trained, ready)
+    assert frames(trained) == {0: 55, 1: 20, 4: 30}
+
+
 def test_a_first_run_becomes_expert_and_archive(graph_paths):
     ready = prepare(graph_paths, WOOD, 0, {})
     finish(ready.run_paths, {0: 50})
@@ -265,6 +272,10 @@ REFUSALS = {
     "frames that nobody acted": (
         lambda p: rewrite(p, frames=36),
         "over all experts, 36\n+ acted steps, over all experts, 35",
+    ),
+    "more acted than frames, of a kept update": (
+        lambda p: rewrite(p, frames=34, kept_update=1, last_success_rate=0.1),
+        "over all experts, 34\n+ acted steps, over all experts, 35",
     ),
     "steps left out": (lambda p: rewrite(p, step_success=()), "+ steps of the plan 0"),
     "a NaN": (

@@ -27,6 +27,7 @@ from flowrl.errors import (
     TrainingError,
 )
 from flowrl.experts import checkpoint
+from flowrl.measures.objectives import read_curve
 from flowrl.networks.moe import ActorCritic, init_expert
 from flowrl.ppo import run_io, trainer
 from flowrl.ppo.programs import Programs, begin_programs
@@ -224,6 +225,47 @@ def test_a_stopped_run_goes_on_where_it_was(run_paths, code):
     assert (result.updates, result.frames) == (5, 5 * FRAMES)
     assert sum(report.acted for report in result.experts) == result.frames
     assert not run_paths.resume.exists()
+
+
+def with_success(monkeypatch, *success: float, full: bool = True) -> None:
+    """Have updates of this number succeed so often, over a full window of episodes or not."""
+
+    def told(*given, **settings):
+        for update in real(*given, **settings):
+            share = success[update.counters.updates - 1]
+            rates = replace(update.rates, step_success=(1.0, share), full=full)
+            yield replace(update, rates=rates)
+
+    real = trainer.train
+    monkeypatch.setattr(trainer, "train", told)
+
+
+@pytest.mark.parametrize("stops", [[], [3]], ids=["at once", "with a stop"])
+def test_an_expert_that_is_kept_is_credited_with_the_frames_until_then(
+    run_paths, monkeypatch, stops
+):
+    with_success(monkeypatch, 0.2, 0.8, 0.1, 0.3, 0.2)
+    for updates in stops:
+        trainer.run(config_of(run_paths), Countdown(updates))
+    assert trainer.run(config_of(run_paths), StopSignal()) == 0
+    result = runs.read_result(run_paths)
+    assert (result.kept_update, result.success_rate, result.last_success_rate) == (2, 0.8, 0.2)
+    assert (result.updates, result.frames) == (5, 5 * FRAMES)
+    assert sum(report.acted for report in result.experts) == 2 * FRAMES
+
+
+def test_after_a_resume_success_is_unknown_until_the_window_is_full(run_paths, monkeypatch):
+    with monkeypatch.context() as patched:
+        with_success(patched, *[0.5] * 5, full=False)
+        trainer.run(config_of(run_paths), Countdown(2))
+        trainer.run(config_of(run_paths), Countdown(2))
+    with_success(monkeypatch, *[0.5] * 5, full=True)
+    trainer.run(config_of(run_paths), StopSignal())
+    lines = [json.loads(line) for line in run_paths.metrics.read_text().splitlines()]
+    assert [line["success_rate"] for line in lines] == [0.5, 0.5, None, None, 0.5]
+    assert [point.frames for point in read_curve(run_paths.metrics)] == [
+        *(FRAMES, 2 * FRAMES, 5 * FRAMES)
+    ]
 
 
 def test_a_run_that_is_pruned_ends_with_what_it_has(run_paths):
