@@ -205,7 +205,8 @@ def apply_winner(graph_paths: GraphPaths, sweep: Sweep, outcome: SweepOutcome) -
         tuned, own = graph_paths.tuned_file(skill), _first_words(name).encode()
         if tuned.exists() and storage.read_bytes(tuned).startswith(own):
             storage.remove_file(tuned)  # confirmed before the sweep was prolonged
-        return f"no point is confirmed better than the default; {skill} has no settings of {name}"
+        kept = "settings by another sweep" if tuned.exists() else "defaults"
+        return f"no point is confirmed better than the default; the {kept} of {skill} stay"
     said = f"{gain.described} over the default's {outcome.default:.3f}, "
     said += f"with {outcome.seeds} fresh seeds"
     default, tuned = flags(sweep.base), flags(admissible(gain.point, sweep.base))  # as trained

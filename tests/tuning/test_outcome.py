@@ -117,7 +117,7 @@ def test_without_a_winner_nothing_is_written(tmp_path):
     graph_paths = GraphPaths(tmp_path / "graph")
     none = SweepOutcome(seeds=3, default=0.5, gains=(), winner=None)
     sweep = a_sweep(graph_paths.sweeps / "s")
-    assert "Collect Wood has no settings of s" in apply_winner(graph_paths, sweep, none)
+    assert "the defaults of Collect Wood stay" in apply_winner(graph_paths, sweep, none)
     assert not graph_paths.tuned.exists()
 
 
@@ -130,7 +130,9 @@ def test_what_a_prolonged_sweep_no_longer_confirms_is_taken_back(tmp_path, own, 
     won = SweepOutcome(seeds=3, default=0.5, gains=(gain,), winner=7)
     apply_winner(graph_paths, sweep if own else a_sweep(graph_paths.sweeps / "s2"), won)
     assert config_of(graph_paths).ppo.lr == 2e-3
-    apply_winner(graph_paths, sweep, SweepOutcome(seeds=5, default=0.5, gains=(gain,)))
+    said = apply_winner(graph_paths, sweep, SweepOutcome(seeds=5, default=0.5, gains=(gain,)))
+    kept = "defaults" if own else "settings by another sweep"
+    assert said.endswith(f"the {kept} of Collect Wood stay")
     assert config_of(graph_paths).ppo.lr == lr
 
 
