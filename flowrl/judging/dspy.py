@@ -107,11 +107,7 @@ class DSPyJudge(EndpointJudge):
             max_labeled_demos=_EXAMPLES,
             max_errors=0,
         )
-        began = time.monotonic()
-        try:
-            self._program = self._called(lambda: chosen.compile(self._program, trainset=examples))
-        finally:
-            self.budget.spend(seconds=time.monotonic() - began)
+        self._program = self._called(lambda: chosen.compile(self._program, trainset=examples))
         for demo in self._program.demos:  # some hold the endpoint's own words
             demo["why"] = self._redacted(str(demo.get("why", "")))
         self._program.save(path)
@@ -128,7 +124,8 @@ class DSPyJudge(EndpointJudge):
         return score, why
 
     def _called(self, work: Any) -> Any:
-        self._lm.ends = time.monotonic() + (self.budget.most - self.budget.spent).seconds
+        began = time.monotonic()
+        self._lm.ends = began + (self.budget.most - self.budget.spent).seconds
         try:
             with dspy.context(lm=self._lm, adapter=dspy.JSONAdapter()), redirect_stdout(StringIO()):
                 return work()
@@ -138,3 +135,5 @@ class DSPyJudge(EndpointJudge):
             timed_out = isinstance(error, LMTimeoutError)
             why = late() if timed_out else unavailable(self.endpoint, error, error.status)
             raise self.unavailable(why) from error
+        finally:
+            self.budget.spend(seconds=time.monotonic() - began)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import time
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from dataclasses import replace
@@ -86,7 +85,7 @@ class EndpointJudge(ABC):
 
     @abstractmethod
     def ask(self, question: str, text: str) -> tuple[float | None, str]:
-        """The score of a text, and why; spends calls and tokens, and raises as `score`."""
+        """The score of a text, and why; spends what it costs, and raises as `score`."""
 
     def score(self, item: Item, *, kept: bool = True) -> Judgement:
         """Ask for the score of one item, or find the kept answer, unless it is not wanted.
@@ -102,15 +101,13 @@ class EndpointJudge(ABC):
                 return replace(records.read(path, Judgement), cost=Cost())
         if not self.budget.left:
             return judgement(self, None, USED_UP)
-        before, began = self.budget.spent, time.monotonic()
+        before = self.budget.spent
         try:
             score, why = self.ask(question, text)
         except JudgeUnavailableError:
             if self.budget.left:
                 raise
             return judgement(self, None, USED_UP)
-        finally:
-            self.budget.spend(seconds=time.monotonic() - began)
         answer = judgement(self, score, self._redacted(why), self.budget.spent - before)
         if path is not None:
             storage.make_dir(path.parent)

@@ -73,7 +73,7 @@ def test_a_refused_key_is_one_line(endpoint):
     with pytest.raises(JudgeUnavailableError, match="refuses the key") as caught:
         asking(endpoint).score(SkillText.of(LIBRARY[0]))
     assert KEY not in str(caught.value)
-    with pytest.raises(ConfigError, match="asks an endpoint that you name"):
+    with pytest.raises(ConfigError, match="an endpoint is asked that you name"):
         asking(FakeEndpoint())
 
 
@@ -92,3 +92,32 @@ def test_no_more_than_the_budget_is_asked_to_make_a_prompt(endpoint, tmp_path):
         judge.compile(items, labels, tmp_path / "p")
     assert len(endpoint.asked) == budget.spent.calls == 2
     assert judge.score(items[0]).score is None
+
+
+def test_a_key_that_the_endpoint_repeats_is_in_no_program(endpoint, tmp_path):
+    knowing = endpoint.say
+    endpoint.say = lambda text: json.dumps({**json.loads(knowing(text)), "why": f"you sent {KEY}"})
+    judge = asking(endpoint)
+    items, labels = labelled_texts(LIBRARY[:5], GAME, {})
+    judge.compile(items, labels, tmp_path / "program.json")
+    kept = json.loads((tmp_path / "program.json").read_text())
+    assert "you sent [redacted]" in [demo["why"] for demo in kept["demos"]]
+    assert KEY not in json.dumps(kept)
+    endpoint.asked.clear()
+    judge.score(items[0])
+    assert KEY not in json.dumps(endpoint.asked)
+
+
+@pytest.mark.parametrize("compiles", [True, False])
+def test_seconds_of_the_budget_bound_each_question(endpoint, tmp_path, compiles):
+    """An endpoint that is slow is not waited for until its own time is over."""
+    endpoint.delay_seconds = 600.0
+    judge = asking(endpoint, budget=Budget(Cost(calls=500, tokens=1e9, seconds=2.0)))
+    items, labels = labelled_texts(LIBRARY[:5], GAME, {})
+    if compiles:
+        with pytest.raises(JudgeUnavailableError, match="budget is used up"):
+            judge.compile(items, labels, tmp_path / "p")
+    else:
+        assert "used up" in judge.score(items[0]).why
+    assert len(endpoint.asked) <= 2
+    endpoint.released.set()

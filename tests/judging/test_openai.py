@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 
@@ -204,6 +205,13 @@ def test_a_judge_abstains_when_its_budget_is_used_up(endpoint, most):
     assert [one.score is None for one in found] == [False, False, True, True]
     assert "--judge_budget" in found[-1].why
     assert len(endpoint.asked) == 2
+
+
+def test_seconds_count_once(endpoint):
+    endpoint.delay_seconds = 0.1
+    judge, began = asking(endpoint), time.monotonic()
+    judge.score(ITEM)
+    assert 0.1 <= judge.budget.spent.seconds <= time.monotonic() - began
 
 
 def test_each_request_counts_and_two_judges_share_a_budget(endpoint):
