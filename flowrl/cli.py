@@ -6,14 +6,12 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, Literal
 
 import tyro
 
 from flowrl import arguments, command_line, console
-from flowrl.config import BottomUpConfig
 from flowrl.errors import ConfigError, closest
 
 
@@ -134,7 +132,7 @@ def _run(words: Sequence[str]) -> int:
         name, *rest = (*rest, "--help")
     if rest and f"{name} {rest[0]}" in ALL:  # sweep status
         name, rest = f"{name} {rest[0]}", rest[1:]
-    elif rest and not Path(rest[0]).exists():
+    elif rest and not os.path.exists(rest[0]):  # noqa: PTH110 - a wish may be too long for a name
         below = [each.partition(" ")[2] for each in ALL if each.startswith(f"{name} ")]
         if near := closest(rest[0], below):
             graph = f"a new graph of that name is ./{rest[0]}"
@@ -168,11 +166,7 @@ def command_of(name: str, words: Sequence[str]) -> Any:
         near = closest(name, [*words, "--version"]) or f"; there are {', '.join(words)}"
         raise ConfigError(f"there is no command {name!r}{_INSTEAD.get(name, near)}")
     kind = class_of(name)
-    given = command_line.environment(BottomUpConfig, os.environ)  # refuses FLOWRL_GRPAH, say
-    graph = {"graph_path"} & given.keys() & arguments.arguments(kind).keys()
-    layers: dict[arguments.Origin, arguments.Given] = {
-        "environment": {name: given[name] for name in graph}
-    }
+    layers = command_line.graph_layer(kind)
     command, origins = arguments.read(kind, words, prog=f"flowrl {name}", layers=layers)
     arguments.check_needs(kind, vars(command), origins)
     return command

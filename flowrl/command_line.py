@@ -18,7 +18,7 @@ from typing import Any
 
 from flowrl import arguments, storage
 from flowrl import config as configs
-from flowrl.config import Config, Configuration
+from flowrl.config import BottomUpConfig, Config, Configuration
 from flowrl.errors import ConfigError, FileRefusedError, closest_file, format_error
 
 _ENV = "FLOWRL_"
@@ -83,6 +83,16 @@ def environment(kind: type, env: Mapping[str, str]) -> arguments.Given:
         for name, argument in known.items()
         if env.get(name)
     }
+
+
+def graph_layer(kind: type) -> dict[arguments.Origin, arguments.Given]:
+    """Return what the environment says of a command that takes no other flag from it: its GRAPH.
+
+    Raises ConfigError as `environment` does, so FLOWRL_GRPAH is refused.
+    """
+    given = environment(BottomUpConfig, os.environ)
+    names = {"graph_path"} & given.keys() & arguments.arguments(kind).keys()
+    return {"environment": {name: given[name] for name in names}}
 
 
 def config_file(kind: type, path: Path) -> arguments.Given:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from flowrl import arguments, cli, console, notices, storage
 from flowrl.arguments import GraphCommand
-from flowrl.command_line import parse
+from flowrl.command_line import graph_layer, parse
 from flowrl.errors import EXIT_INTERRUPTED, ConfigError, closest
 from flowrl.paths import GraphPaths, existing_graph
 from flowrl.storage.locks import held
@@ -81,7 +81,7 @@ class OrchestratorCommand(GraphCommand):
             near = closest(name, _NAMES)
             raise ConfigError(f"--stages: no stage {name!r}{near}; there are {', '.join(_NAMES)}")
         try:
-            words = (str(self.graph_path), *shlex.split(getattr(self, name)))
+            words = (f"--graph_path={self.graph_path}", *shlex.split(getattr(self, name)))
         except ValueError as error:
             raise ConfigError(f"--{name} {getattr(self, name)}: {error}; mend it") from error
         try:
@@ -103,7 +103,8 @@ def _run(name: str, words: tuple[str, ...]) -> int:
             child.terminate()
             child.wait()
             raise
-    return code if code >= 0 else EXIT_INTERRUPTED
+    asked = -code in (signal.SIGINT, signal.SIGTERM)
+    return EXIT_INTERRUPTED if asked else code if code >= 0 else 128 - code  # as a shell says it
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -111,7 +112,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def run(words: Sequence[str]) -> int:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-        return arguments.read(OrchestratorCommand, words, prog=PROGRAM, layers={})[0]()
+        layers = graph_layer(OrchestratorCommand)
+        return arguments.read(OrchestratorCommand, words, prog=PROGRAM, layers=layers)[0]()
 
     return console.run_words(run, argv)
 

@@ -13,7 +13,7 @@
 # With flags of your own only completed skills are measured, and need not reach 80 %.
 # It first installs what is missing: tmux and bubblewrap by apt-get, flowrl with its packages into .venv.
 set -euo pipefail
-FLOWRL_EXTRAS="${FLOWRL_EXTRAS-}" # nothing that only developers need
+FLOWRL_EXTRAS="${FLOWRL_EXTRAS-web}" # for flowrl serve; nothing that only developers need
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
 case "${1:-}" in

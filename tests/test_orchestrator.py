@@ -53,13 +53,39 @@ def stage_in_status(folder):
 
 
 def test_stages_run_in_order_with_their_words(stand_in):
-    graph = str(stand_in / "g")
+    graph = f"--graph_path={stand_in / 'g'}"
     assert run(stand_in) == 0
     assert calls(stand_in) == [
         ["train", graph, "--max_nodes", "3"],
         ["evaluate", graph, "Place Table"],
     ]
     assert notices.read(GraphPaths(stand_in / "g")) == {}
+
+
+def test_the_graph_is_that_of_the_environment_if_none_is_named(stand_in, monkeypatch, capsys):
+    monkeypatch.setenv("FLOWRL_GRAPH", str(stand_in / "mine"))
+    assert orchestrator.main(list(WORDS)) == 0
+    assert {words[1] for words in calls(stand_in)} == {f"--graph_path={stand_in / 'mine'}"}
+    monkeypatch.setenv("FLOWRL_GRPAH", "x")
+    assert orchestrator.main(list(WORDS)) == 2
+    assert "FLOWRL_GRPAH is no flag" in capsys.readouterr().err
+
+
+def test_a_graph_of_one_word_is_not_taken_for_the_skill(stand_in, monkeypatch, capsys):
+    monkeypatch.chdir(stand_in)
+    assert orchestrator.main(["demo", "--stages", "train,evaluate"]) == 2
+    assert "--evaluate: SKILL is missing" in capsys.readouterr().err
+    assert calls(stand_in) == []
+
+
+@pytest.mark.parametrize(("number", "code"), [("9", 137), ("2", 130), ("15", 130)])
+def test_a_stage_that_a_signal_ends_says_by_which(stand_in, number, code):
+    """As a shell does; what Ctrl-C or SIGTERM ends is no failure of a stage."""
+    (stand_in / "flowrl.py").write_text(
+        f"import os, signal; signal.signal({number}, 0) if {number} != 9 else 0\n"
+        f"os.kill(os.getpid(), {number})\n"
+    )
+    assert run(stand_in) == code
 
 
 def test_the_stage_that_does_not_end_well_ends_the_row_and_is_named(stand_in, caplog):

@@ -22,6 +22,7 @@ from flowrl.config import PPOConfig, quorum_of
 from flowrl.errors import (
     EXIT_DISK_FULL,
     EXIT_DIVERGED,
+    EXIT_IO,
     EXIT_USAGE,
     ConfigError,
     FileRefusedError,
@@ -131,7 +132,7 @@ class Averager:
             code = process.poll()
             if not code or self._deaths[replica] == _TRIES:
                 continue
-            if code == EXIT_DISK_FULL:
+            if code in (EXIT_DISK_FULL, EXIT_IO):
                 return code
             self._deaths[replica] = _TRIES if code == EXIT_USAGE else self._deaths[replica] + 1
             why = self._why(replica, code)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import time
+from dataclasses import replace
 
 import pytest
 
 from flowrl import cli
+from flowrl.launchers import process
 from tests.commands.making import DONE, FAILED, WAITING, running, save, write_log
 
 
@@ -79,6 +82,24 @@ def test_following_prints_what_is_added_until_the_run_has_ended(tmp_path, capsys
     monkeypatch.setattr(time, "sleep", pass_time)
     assert logged(tmp_path, "A", "-f") == 0
     assert capsys.readouterr().out == "one\ntwo\nthree\n"
+
+
+def test_following_ends_with_the_run_while_no_scheduler_says_so(tmp_path, capsys, monkeypatch):
+    child = subprocess.Popen(["sleep", "600"])
+    status = running()
+    handle = replace(status.handle, pid=child.pid, start_time=process.start_time_of(child.pid))
+    graph_paths = save(tmp_path, ("A", replace(status, handle=handle)))
+    log = write_log(graph_paths.run(0, "A").training_log, "one\n")
+
+    def pass_time(_):
+        with log.open("a") as file:
+            file.write("two\n")
+        child.kill()
+        child.wait()
+
+    monkeypatch.setattr(time, "sleep", pass_time)
+    assert logged(tmp_path, "A", "-f") == 0
+    assert capsys.readouterr().out == "one\ntwo\n"
 
 
 @pytest.mark.parametrize(

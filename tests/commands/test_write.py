@@ -72,6 +72,13 @@ def test_refusals_go_back_to_the_model_until_an_answer_passes(endpoint, folder, 
     assert load_skill(folder / "fell_trees.py", env_name=GAME).reward == WOOD.reward
 
 
+def test_a_wish_may_be_longer_than_the_name_of_a_file(endpoint, folder, flowrl):
+    wish = "Carry wood to the water, " * 12
+    told = words(endpoint, folder)
+    assert "Fell Trees: written to" in flowrl("write", wish, *told[3:]).out
+    assert wish.strip() in endpoint.asked[0]["messages"][-1]["content"]
+
+
 def test_a_wish_is_given_up_with_reasons_that_the_next_one_is_told(endpoint, folder, flowrl):
     scripted(endpoint, [contract(requirements=amounts({"moon": 1}))])
     said = flowrl(*words(endpoint, folder, "--llm_repairs", 1), code=1).out
