@@ -20,6 +20,7 @@ from flowrl.errors import (
     ExpertIndexError,
     ExpertMissingError,
     FileRefusedError,
+    GraphDamagedError,
 )
 from flowrl.experts import manifest as manifests
 from flowrl.experts.merge import (
@@ -312,7 +313,7 @@ def test_a_damaged_manifest_stops_everything_and_names_the_remedy(store, graph_p
     merge(store, "r2", expert=1, acted=1)
     damage(graph_paths.manifest)
     for attempt in (store.manifest, lambda: merge(store, "r3", expert=2, acted=1), store.recover):
-        with pytest.raises(FileRefusedError, match=r"flowrl fsck \S+ --repair, which restores it"):
+        with pytest.raises(GraphDamagedError, match=r"flowrl fsck \S+ --repair, which restores it"):
             attempt()
 
 

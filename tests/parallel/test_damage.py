@@ -8,7 +8,7 @@ from flowrl import cli, notices, storage
 from flowrl.experts.store import ExpertStore
 from tests.launchers.conftest import nothing_survives, server_folder, until  # noqa: F401
 from tests.parallel.making import PICKAXE, TABLE, WOOD
-from tests.parallel.stand_in_story import DEADLINE_SECONDS, Place
+from tests.parallel.stand_in_story import DEADLINE_SECONDS, Place, ended
 from tests.sealing import rewrite
 
 SAPLING = "Collect Sapling"
@@ -87,3 +87,27 @@ def test_a_damaged_record_of_a_run_ends_it_alone_and_is_named(place, harm):
     assert place.launches().count(SAPLING) == 1, "the other skill is not concerned"
     assert set(place.statuses().values()) == {"completed"}
     assert "Traceback" not in said
+
+
+def other_format(path):
+    rewrite(path, lambda facts: facts.update(format=2))
+
+
+@pytest.mark.parametrize("harm", [lambda path: path.write_text("{"), other_format])
+def test_a_manifest_that_is_damaged_meanwhile_ends_the_daemon_and_costs_no_run(place, harm):
+    place.order({SAPLING: {"gate": "gate"}})
+    daemon = place.start(*LOCAL, "--max_nodes=2")
+    until(lambda: SAPLING in place.launches(), seconds=DEADLINE_SECONDS)
+    until(lambda: place.statuses()[WOOD] == "completed", seconds=DEADLINE_SECONDS)
+    until(lambda: not place.graph_paths.run(place.lines()[WOOD]["expert"], WOOD).folder.exists())
+    whole = place.graph_paths.manifest.read_bytes()
+    harm(place.graph_paths.manifest)
+    place.open("gate")
+    code, said = ended(daemon)
+    assert (code, "global_latest.json" in said, "Traceback" in said) == (1, True, False), said
+    assert not list(place.graph_paths.failed_runs.glob("*"))
+    place.graph_paths.manifest.write_bytes(whole)
+    code, said = place.run(*LOCAL, "--max_nodes=2")
+    assert code == 0, said
+    assert sorted(place.launches()) == [SAPLING, WOOD]
+    assert set(place.statuses().values()) == {"completed"}
