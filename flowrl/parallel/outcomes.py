@@ -30,6 +30,7 @@ _RESUMED = (ExitCause.STOPPED, ExitCause.SERVER_KILLED)  # by no fault of the sk
 _DELIBERATE = (ExitCause.SESSION_KILLED, ExitCause.INTERRUPTED)  # a user ended it in the terminal
 _YIELDED = "it gave its slot to skills that waited"
 BACKOFF_CAP_SECONDS = 600.0
+_LEAST_BACKOFF_SECONDS = 0.1  # without a wait, a tick would try again for ever
 MAX_REQUEUES = 20  # ends by errors of the disk in a row, some hours, until one is charged
 _MAX_REFUSALS = 5  # launches that may be refused in a row before an attempt is charged
 _MOST_DEFERRED_DOUBLINGS = 4  # work goes on soon after a full disk has room again
@@ -46,7 +47,8 @@ class StepContext:
     def later(self, tries: int) -> datetime:
         """Return when to try again after so many tries."""
         doubled = self.schedule.retry_backoff * 2.0 ** min(tries - 1, 60)
-        return self.now + timedelta(seconds=min(doubled, BACKOFF_CAP_SECONDS))
+        seconds = min(max(doubled, _LEAST_BACKOFF_SECONDS), BACKOFF_CAP_SECONDS)
+        return self.now + timedelta(seconds=seconds)
 
     def reached(self, not_before: datetime | None) -> bool:
         """Return whether a wait is over; one beyond the longest means a clock that was set back."""
