@@ -64,8 +64,16 @@ def test_a_skill_without_a_whole_version_is_trained_again_once_a_user_says_so(pl
     assert cli.main(["fsck", graph]) == 0
 
 
-@pytest.mark.parametrize("harm", [rewrite, None], ids=["damaged", "lost"])
-def test_a_damaged_record_of_a_run_ends_it_alone_and_is_named(place, harm):
+@pytest.mark.parametrize(
+    ("harm", "named"),
+    [
+        (lambda facts: facts.update(attempt="first"), "attempt"),
+        (lambda facts: facts["config"].update(num_minibatches=7), "do not divide into"),
+        (None, "its run folder is gone"),
+    ],
+    ids=["damaged", "of settings that another version refuses", "lost"],
+)
+def test_a_damaged_record_of_a_run_ends_it_alone_and_is_named(place, harm, named):
     place.order({WOOD: {"gate": "never"}, SAPLING: {"gate": "gate"}})
     daemon = place.start(*LOCAL, "--max_nodes=2")
     until(lambda: place.launches() and len(place.launches()) == 2, seconds=DEADLINE_SECONDS)
@@ -74,7 +82,7 @@ def test_a_damaged_record_of_a_run_ends_it_alone_and_is_named(place, harm):
     daemon.wait()
     path = place.graph_paths.run(place.lines()[WOOD]["expert"], WOOD).run_json
     if harm:
-        harm(path, lambda facts: facts.update(attempt="first"))
+        rewrite(path, harm)
     else:
         path.unlink()
     place.order()
@@ -82,7 +90,7 @@ def test_a_damaged_record_of_a_run_ends_it_alone_and_is_named(place, harm):
     code, said = place.run(*LOCAL, "--max_nodes=2")
     assert code == 0, said
     assert "run.json" in said
-    assert "attempt" in said if harm else "its run folder is gone" in said
+    assert named in said
     assert place.launches().count(WOOD) == 2
     assert place.launches().count(SAPLING) == 1, "the other skill is not concerned"
     assert set(place.statuses().values()) == {"completed"}
