@@ -267,7 +267,8 @@ class RunLimits:
     """Limits of runs without progress, or too long, by clocks that nobody sets.
 
     `silent_seconds` is the longest time without a change of progress.json, `run_seconds` the
-    longest life of an attempt's process (None: that of its job).
+    longest life of an attempt's process (None: that of its job). Silence between two looks counts
+    for `look_seconds` at most: in a longer time this process was frozen, and perhaps the run, too.
     """
 
     def __init__(
@@ -275,12 +276,15 @@ class RunLimits:
         *,
         silent_seconds: float,
         run_seconds: float | None,
+        look_seconds: float = math.inf,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._silent_seconds = silent_seconds
         self._run_seconds = run_seconds
+        self._look_seconds = look_seconds
         self._monotonic = monotonic
-        self._progress: dict[str, tuple[object, float]] = {}  # by run id: stamp, time
+        # By run id: the stamp, the silence since, and when it was looked at.
+        self._progress: dict[str, tuple[object, float, float]] = {}
         self._begun: dict[str, float] = {}  # runs on other hosts: when they were first seen to run
 
     def is_silent(self, run_id: str, progress: Path) -> bool:
@@ -289,11 +293,10 @@ class RunLimits:
         with contextlib.suppress(OSError):
             status = progress.stat()
             stamp = (status.st_mtime_ns, status.st_size)
-        known, since = self._progress.get(run_id, ((), now))
-        if known != stamp:
-            self._progress[run_id] = (stamp, now)
-            return False
-        return now - since > self._silent_seconds
+        known, silent, looked = self._progress.get(run_id, ((), 0.0, now))
+        silent = silent + min(now - looked, self._look_seconds) if known == stamp else 0.0
+        self._progress[run_id] = (stamp, silent, now)
+        return silent > self._silent_seconds
 
     def seconds_left(self, handle: Handle, default: float = math.inf) -> float:
         """Return how much longer the run may take; below 0 when it is overdue."""
