@@ -45,6 +45,7 @@ def daemon(tmp_path):
     def start(**settings):
         settings = {"max_retries": 0, "scheduler_poll_interval": 0.2, **settings}
         launcher = LocalLauncher(grace_seconds=1.0)
+        launcher.shared_folder = settings.get("shared_folder", False)
         scheduler = SkillScheduler(tmp_path / "graph", launcher=launcher, **settings)
         make = lambda task: job_of(task, tmp_path, f"e{task.expert}.a{task.attempt}.00")  # noqa: E731
         scheduler.set_callbacks(backend=JobsBackend(make))
@@ -84,10 +85,11 @@ def test_a_run_that_takes_longer_than_it_may_is_ended_and_charged(daemon, tmp_pa
     assert not process.alive(start.job_pid, start.job_start_time)
 
 
+@pytest.mark.parametrize("shared", [False, True], ids=["", "shared"])
 @pytest.mark.parametrize("stopped", ["trainer", "runner and trainer"])
-def test_a_stopped_trainer_is_ended(daemon, tmp_path, stopped):
+def test_a_stopped_trainer_is_ended(daemon, tmp_path, stopped, shared):
     """FAULTS 18: TERM alone does not wake a stopped process."""
-    scheduler = daemon(stall_timeout=0.5)
+    scheduler = daemon(stall_timeout=0.5, shared_folder=shared)
     scheduler.add_skill("A")
     scheduler.tick()
     start = trainer_of(scheduler, tmp_path, "A")
