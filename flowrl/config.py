@@ -290,7 +290,7 @@ class AttemptConfig(Configuration):
     max_retries: CountOrZero = 2
     """Retries of a failed skill after its first attempt."""
     retry_backoff: Seconds = 5.0
-    """Seconds before the first retry; doubled for each further one, at most ten minutes."""
+    """Seconds before the first retry, at least 0.1; doubled each time, at most ten minutes."""
     stall_timeout: AboveZero = 1800.0
     """Seconds without progress after which a run is ended and counts as failed."""
     run_timeout: AboveZero | None = None

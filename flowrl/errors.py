@@ -67,6 +67,14 @@ class FormatVersionError(FileRefusedError):
     """A file was written by a version of flowrl that this one cannot read."""
 
 
+class GraphDamagedError(FileRefusedError):
+    """A file that all skills of a graph need, such as its manifest or a lock, cannot be used."""
+
+
+class GraphFormatError(GraphDamagedError, FormatVersionError):
+    """Another version of flowrl has written such a file."""
+
+
 class KeptSkillError(FormatVersionError):
     """A skill that is kept with a graph, and whose code this version does not admit any more."""
 

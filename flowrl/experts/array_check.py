@@ -7,9 +7,11 @@ child serves one check. Its libraries take 0.3 s to load, so it can be started a
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -24,7 +26,8 @@ from flowrl.runs import Shapes
 READER = Path(__file__).with_name("array_reader.py")
 _SECONDS = 120.0
 _MEMORY_BYTES = 8 * 2**30  # of address space: the libraries alone take more than a gigabyte
-_ENDED_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP, -signal.SIGINT)
+_ENDED = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGALRM)
+_ENDED_FROM_OUTSIDE = tuple(-number for number in _ENDED)  # or by its own alarm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +52,8 @@ def start_reader() -> None:
 def read_arrays(folders: Sequence[Path], expected: Shapes) -> tuple[ArrayReport, ...]:
     """Read the arrays in each folder; only leaves of the `expected` shapes, by path, are loaded.
 
-    ExpertCorruptError: the files crash their reader. BusyError: it was ended, or took too long.
+    ExpertCorruptError: the files crash their reader. BusyError: it was ended, took too long, failed
+    before it looked at a file, or the machine was short of threads or memory.
     """
     if not folders:
         return ()
@@ -74,11 +78,19 @@ def read_arrays(folders: Sequence[Path], expected: Shapes) -> tuple[ArrayReport,
         raise BusyError(
             f"the reader of {names} was ended by signal {-child.returncode}; try again later"
         )
+    lines = errors.decode(errors="replace").strip().splitlines()
+    said = lines[-1][:200] if lines else "no error message"
+    ready, _, found = answer.partition(b"\n")
+    short = _is_limited(order["memory_bytes"]) or os.strerror(errno.EAGAIN) in said
+    if not ready or (child.returncode and short):
+        raise BusyError(
+            f"the arrays in {names} cannot be read now (the reader ended with {child.returncode}: "
+            f"{said}); try again later"
+        )
     try:
         if child.returncode:
-            lines = errors.decode(errors="replace").strip().splitlines()
-            raise ValueError(lines[-1][:200] if lines else "no error message")
-        reports = json.loads(answer)
+            raise ValueError(said)
+        reports = json.loads(found)
     except ValueError as error:
         raise ExpertCorruptError(
             f"the arrays in {names} cannot be read (the reader ended with {child.returncode}: "
@@ -88,6 +100,12 @@ def read_arrays(folders: Sequence[Path], expected: Shapes) -> tuple[ArrayReport,
         ArrayReport(**{**item, "differences": tuple(map(tuple, item["differences"]))})
         for item in reports
     )
+
+
+def _is_limited(memory_bytes: int) -> bool:
+    """Return whether a hard limit gives the reader less memory than any files may take."""
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    return resource.RLIM_INFINITY != most < memory_bytes
 
 
 def _reader() -> subprocess.Popen[bytes]:

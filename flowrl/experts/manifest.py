@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from flowrl import storage
-from flowrl.errors import FileRefusedError
+from flowrl.errors import FileRefusedError, FormatVersionError, GraphDamagedError, GraphFormatError
 from flowrl.paths import GraphPaths
 from flowrl.runs import ExpertVersion
 from flowrl.storage import records
@@ -100,17 +100,38 @@ def checked_run_id(text: str) -> str:
 def read(graph_paths: GraphPaths) -> Manifest:
     """The manifest on disk; an empty one for a graph that has merged nothing yet.
 
-    FileRefusedError: it is damaged, lost while its history is there, or of another version.
+    GraphDamagedError: it is damaged, lost while its history is there, an older copy, or of another
+    version.
     """
     repair = graph_paths.command("fsck", "--repair")
     remedy = f"stop the scheduler and run {repair}, which restores it from its history"
     past = generations(graph_paths)  # looked at first: a first merge writes it after the manifest
     if not os.path.lexists(graph_paths.manifest):
         if past or any(graph_paths.skills.glob("*/run.json")):  # an archive comes after a manifest
-            raise FileRefusedError(f"{graph_paths.manifest} is lost; {remedy}")
+            raise GraphDamagedError(f"{graph_paths.manifest} is lost; {remedy}")
         return Manifest()
     path = graph_paths.manifest
-    return _parsed(path, storage.read_bytes(path, remedy=remedy), remedy)
+    try:
+        present = _parsed(path, storage.read_bytes(path, remedy=remedy), remedy)
+    except FileRefusedError as error:
+        other = isinstance(error, FormatVersionError)
+        raise (GraphFormatError if other else GraphDamagedError)(str(error)) from error
+    if past and past[-1] > present.generation + 1:
+        _refuse_older(graph_paths, present.generation, remedy)
+    return present
+
+
+def _refuse_older(graph_paths: GraphPaths, generation: int, remedy: str) -> None:
+    """Raise GraphDamagedError if a later generation than this one has counted.
+
+    Each is written to the history before it counts, so the next one may only have been prepared.
+    """
+    newest = max((number for number, known in read_history(graph_paths) if known), default=0)
+    if newest > generation + 1:
+        raise GraphDamagedError(
+            f"{graph_paths.manifest} is an older copy: it is generation {generation}, and its "
+            f"history has generation {newest}; {remedy}"
+        )
 
 
 @functools.lru_cache(maxsize=2)  # a merge asks eight times, and parsing a large one takes seconds

@@ -188,7 +188,10 @@ class ExpertStore:
         return after
 
     def recover(self, pinned: Pins = ()) -> tuple[Path, ...]:
-        """Remove what a killed merge left, and collect what no manifest names."""
+        """Remove what a killed merge left, and collect what no manifest names.
+
+        GraphDamagedError: the manifest cannot be used; nothing is removed.
+        """
         with self.locked():
             present = self.manifest()
             homes = (
@@ -288,12 +291,15 @@ class ExpertStore:
                 logger.warning("nothing collected: generation %d is damaged", generation)
                 return ()
             named |= known.versions
-        # A recent generation that the history has lost may have named what came in with it.
+        # A recent generation that the history has lost may have named what came in with it. What
+        # came in later than a killed merge could is of a manifest that was newer than this one.
         lost = set(range(oldest, present.generation + 1)) - history.keys()
         orphans = tuple(
             path
             for key, path in self.versions()
-            if key not in named and manifests.generation_of(key[1]) not in lost
+            if key not in named
+            and (generation := manifests.generation_of(key[1])) not in lost
+            and generation <= present.generation + 1
         )
         for path in orphans:
             storage.remove_tree(path)

@@ -69,11 +69,13 @@ def write_claim(folder: Path, claim: Claim) -> Claim:
     return claim
 
 
-def ask_to_end(folder: Path) -> None:
-    """Ask the runner to end its job, which it does at its next beat."""
+def ask_to_end(folder: Path) -> Claim | None:
+    """Ask the runner to end its job, which it does at its next beat; returns its claim."""
+    claim = None
     with suppress(FileRefusedError):
         if (claim := claim_of(folder)) and not claim.stop:
-            write_claim(folder, replace(claim, stop=True))
+            claim = write_claim(folder, replace(claim, stop=True))
+    return claim
 
 
 def is_claimed(folder: Path) -> bool:

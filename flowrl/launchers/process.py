@@ -66,13 +66,13 @@ def with_open_file(path: Path) -> list[int]:
     )
 
 
-def of_script(script: Path, argument: str) -> list[int]:
-    """The other processes whose command line ends with a script of this name and this argument.
+def of_script(script: Path, *arguments: str) -> list[int]:
+    """The other processes whose command line ends with a script of this name and these arguments.
 
     It must be the end: a tmux server keeps the command line of the client that started it, and
     that holds the first runner's arguments with more behind them.
     """
-    ending = b"/" + os.fsencode(script.name) + b"\0" + os.fsencode(argument) + b"\0"
+    ending = b"/" + b"".join(os.fsencode(word) + b"\0" for word in (script.name, *arguments))
     return _others(lambda folder: (folder / "cmdline").read_bytes().endswith(ending))
 
 

@@ -7,13 +7,15 @@ and its nodes kill them: flowrl hears no beat and starts the runs again.
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import re
 import shlex
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from flowrl.errors import ConfigError, LaunchError
@@ -90,7 +92,8 @@ class RayLauncher(EngineLauncher):
         try:
             self._call("POST", "/api/jobs/", fields)
         except urllib.error.HTTPError as error:
-            lines = error.read(2**16).decode(errors="replace").split("\n")
+            with self._answering():
+                lines = error.read(2**16).decode(errors="replace").split("\n")
             if not any("already exists" in line for line in lines):
                 said = [line for line in lines if re.match(r"\w+(Error|Exception): ", line)]
                 raise LaunchError(f"Ray refuses {job.name}: {(said or lines)[-1]:.200}") from error
@@ -103,7 +106,7 @@ class RayLauncher(EngineLauncher):
             if not isinstance(rows, list):
                 raise TypeError(f"{rows!r:.80} is no list of jobs")
             return {row["submission_id"]: _engine_job(row) for row in rows if row["submission_id"]}
-        except (urllib.error.HTTPError, ValueError, KeyError, TypeError) as error:
+        except (urllib.error.HTTPError, KeyError, TypeError) as error:
             raise UnansweredError(f"{self._address} is no job server of Ray: {error}") from error
 
     def cancel(self, job: EngineJob) -> None:
@@ -120,13 +123,24 @@ class RayLauncher(EngineLauncher):
         )
         if token := os.environ.get(_TOKEN):
             request.add_unredirected_header("Authorization", f"Bearer {token}")
+        with (
+            self._answering(),
+            urllib.request.urlopen(request, timeout=_CALL_SECONDS) as answer,  # noqa: S310
+        ):
+            return json.loads(answer.read(_MOST_BYTES))
+
+    @contextmanager
+    def _answering(self) -> Iterator[None]:
+        """Raise UnansweredError in place of what a lost or foreign answer raises in the block."""
         try:
-            with urllib.request.urlopen(request, timeout=_CALL_SECONDS) as answer:  # noqa: S310
-                return json.loads(answer.read(_MOST_BYTES))
+            yield
         except urllib.error.HTTPError:
             raise
         except OSError as error:
             raise UnansweredError(f"{self._address} does not answer: {error}") from error
+        except (http.client.HTTPException, ValueError) as error:
+            what = f"{type(error).__name__} {error}"[:200]
+            raise UnansweredError(f"{self._address} is no job server of Ray: {what}") from error
 
 
 def _engine_job(row: Mapping[str, Any]) -> EngineJob:

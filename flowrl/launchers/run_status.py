@@ -116,8 +116,12 @@ def prepare(job: Job, *, grace_seconds: float, **lease: Any) -> None:
 def runner_words(job: Job) -> tuple[str, ...]:
     """Return the command line of a job's runner, on this machine."""
     claim = claims.claim_of(job.folder, job.run_id)
-    spec_json = str(JobPaths(job.folder).spec_json.absolute())
-    return (sys.executable, "-I", "-S", str(RUNNER), spec_json, *([claim.launch] if claim else []))
+    return (sys.executable, "-I", "-S", str(RUNNER), *_runner_arguments(job.folder, claim))
+
+
+def _runner_arguments(folder: Path, claim: claims.Claim | None) -> tuple[str, ...]:
+    spec_json = str(JobPaths(folder).spec_json.absolute())
+    return (spec_json, claim.launch) if claim else (spec_json,)
 
 
 def log_words(job: Job) -> tuple[str, ...]:
@@ -194,8 +198,8 @@ def request_stop(folder: Path) -> None:
     The runner is found by its command line: its job can write any pid into start.json. One on
     another host reads it in its claim.
     """
-    claims.ask_to_end(folder)
-    for pid in process.of_script(RUNNER, str(JobPaths(folder).spec_json.absolute())):
+    claim = claims.ask_to_end(folder)
+    for pid in process.of_script(RUNNER, *_runner_arguments(folder, claim)):
         start_time = process.start_time_of(pid)
         process.send(pid, start_time, signal.SIGTERM)
         process.send(pid, start_time, signal.SIGCONT)  # a stopped runner would never notice

@@ -37,6 +37,7 @@ WATCHED = (*FORWARDED, *TYPED, signal.SIGCHLD)
 RESET = (*WATCHED, signal.SIGPIPE, signal.SIGXFSZ)  # Python ignores the last two
 SERVER_SECONDS, LOG_WRITER_SECONDS = 0.5, 30.0  # for a busy machine; both answer at once
 WRITE_ATTEMPTS, WRITE_PAUSE_SECONDS = 10, 0.5
+LOCK_ATTEMPTS, LOCK_PAUSE_SECONDS = 20, 0.01
 MAX_FILE_BYTES = 2**34
 LOOK_SECONDS = 0.5  # between two looks at what a job with limits uses
 BEAT_SECONDS = 5.0
@@ -175,14 +176,18 @@ def namespace() -> str:
 
 
 def take_lock(path: str) -> bool:
-    """Hold run.lock until the last process that inherits it is gone; False if it is held."""
+    """Hold run.lock until the last process that inherits it is gone; False if it is held.
+
+    A look at it from another process shares it for an instant.
+    """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    os.set_inheritable(descriptor, True)
-    return True
+    for _ in range(LOCK_ATTEMPTS):
+        with suppress(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.set_inheritable(descriptor, True)
+            return True
+        time.sleep(LOCK_PAUSE_SECONDS)
+    return False
 
 
 def environment_of(folder: str, kept: tuple[str, ...] = ()) -> dict[str, str]:

@@ -3,7 +3,8 @@
 Changes of status go to the log and to events.jsonl, in words for people and as JSON.
 
 An error that one skill's files or code can raise (`errors.SKILL_ERRORS`) becomes an event of that
-skill; the others go on. Any other exception is a bug and ends the daemon; runs go on.
+skill; the others go on. A damaged manifest or lock is of no one skill and ends the daemon. So does
+any other exception, which is a bug. Runs go on.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from flowrl.errors import (
     BusyError,
     FileRefusedError,
     FlowrlError,
+    GraphDamagedError,
     LaunchError,
     ResultRefusedError,
     classify_io_error,
@@ -311,7 +313,12 @@ class CommandExecutor:
             write_progress(run_paths, queued)
 
     def _report(self, request: RunRequest, error: BaseException) -> None:
-        """A full disk pauses all work; an unexpected error is logged with its traceback."""
+        """A full disk pauses all work; an unexpected error is logged with its traceback.
+
+        GraphDamagedError is raised again: until it is mended, every skill would be refused.
+        """
+        if isinstance(error, GraphDamagedError):
+            raise error
         self._disk.report(error)
         if not isinstance(error, FlowrlError | OSError):
             logger.error("%s: %s", request.skill, format_error(error), exc_info=error)

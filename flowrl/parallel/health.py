@@ -30,7 +30,11 @@ PROBE_SECONDS = 5.0  # between probes of a full disk while nothing else happens
 _LEAST_BYTES = 2**18
 _NOTICE = "paused"
 
-_NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3"})
+_LOCAL = """
+aufs bcachefs btrfs ecryptfs erofs exfat ext2 ext3 ext4 f2fs fuse.fuse-overlayfs fuseblk hfsplus jfs
+msdos nilfs2 ntfs ntfs3 overlay ramfs reiserfs rootfs tmpfs ubifs udf vfat xfs zfs
+"""
+_LOCAL_TYPES = frozenset(_LOCAL.split())  # other hosts may share any other file system
 _MOUNTS = Path("/proc/self/mountinfo")
 _RETRY_SECONDS = 0.1
 
@@ -46,7 +50,7 @@ class DaemonLock:
 
     The kernel frees it when its holder dies; the file names the holder. In a `shared` folder other
     hosts are kept out, too: by a claim, which is honoured in any folder that has one. None stands
-    for shared if the disk is a network's.
+    for shared if other hosts may share the disk.
     """
 
     def __init__(self, path: Path, *, shared: bool | None = False) -> None:
@@ -57,7 +61,7 @@ class DaemonLock:
     def acquire(self) -> None:
         """Take the lock at once, or raise BusyError, which names the daemon that has it.
 
-        ConfigError: it is on a network file system, and nobody said that the folder is shared.
+        ConfigError: other hosts may share its disk, and nobody said that the folder is shared.
         FileRefusedError: it is not a plain file.
         """
         if self._descriptor is not None:
@@ -67,9 +71,9 @@ class DaemonLock:
         if not shared and (network := _network_of(self._path.parent)):
             if self._shared is not None:
                 raise ConfigError(
-                    f"{self._path.parent} is on {network}, where two daemons on two hosts could "
-                    "both hold the lock; choose a --graph_path on a local disk, or say "
-                    "--shared_folder"
+                    f"{self._path.parent} is on {network}, which other hosts may share, so two "
+                    "daemons could both hold the lock; choose a --graph_path on a local disk, or "
+                    "say --shared_folder"
                 )
             shared = True
         if not os.path.lexists(self._path):
@@ -144,7 +148,7 @@ def _claim_beside(path: Path) -> Path:
 
 
 def _network_of(folder: Path) -> str:
-    """Return the kind of network file system that a folder is on; "" if it is on none."""
+    """Return the type of a folder's file system if other hosts may share that, else ""."""
     device = folder.stat().st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
     try:
@@ -152,7 +156,7 @@ def _network_of(folder: Path) -> str:
     except OSError:
         return ""  # without /proc the type is unknown
     kinds = {line.partition(" - ")[2].split()[0] for line in lines if line.split()[2] == number}
-    return next(iter(kinds & _NETWORK), "")
+    return next(iter(kinds - _LOCAL_TYPES), "")
 
 
 def _lock(descriptor: int) -> None:
@@ -267,7 +271,8 @@ class RunLimits:
     """Limits of runs without progress, or too long, by clocks that nobody sets.
 
     `silent_seconds` is the longest time without a change of progress.json, `run_seconds` the
-    longest life of an attempt's process (None: that of its job).
+    longest life of an attempt's process (None: that of its job). Silence between two looks counts
+    for `look_seconds` at most: in a longer time this process was frozen, and perhaps the run, too.
     """
 
     def __init__(
@@ -275,12 +280,15 @@ class RunLimits:
         *,
         silent_seconds: float,
         run_seconds: float | None,
+        look_seconds: float = math.inf,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._silent_seconds = silent_seconds
         self._run_seconds = run_seconds
+        self._look_seconds = look_seconds
         self._monotonic = monotonic
-        self._progress: dict[str, tuple[object, float]] = {}  # by run id: stamp, time
+        # By run id: the stamp, the silence since, and when it was looked at.
+        self._progress: dict[str, tuple[object, float, float]] = {}
         self._begun: dict[str, float] = {}  # runs on other hosts: when they were first seen to run
 
     def is_silent(self, run_id: str, progress: Path) -> bool:
@@ -289,11 +297,10 @@ class RunLimits:
         with contextlib.suppress(OSError):
             status = progress.stat()
             stamp = (status.st_mtime_ns, status.st_size)
-        known, since = self._progress.get(run_id, ((), now))
-        if known != stamp:
-            self._progress[run_id] = (stamp, now)
-            return False
-        return now - since > self._silent_seconds
+        known, silent, looked = self._progress.get(run_id, ((), 0.0, now))
+        silent = silent + min(now - looked, self._look_seconds) if known == stamp else 0.0
+        self._progress[run_id] = (stamp, silent, now)
+        return silent > self._silent_seconds
 
     def seconds_left(self, handle: Handle, default: float = math.inf) -> float:
         """Return how much longer the run may take; below 0 when it is overdue."""

@@ -28,8 +28,10 @@ from flowrl.runs import REPORT, RunResult
 
 _RESUMED = (ExitCause.STOPPED, ExitCause.SERVER_KILLED)  # by no fault of the skill: the run goes on
 _DELIBERATE = (ExitCause.SESSION_KILLED, ExitCause.INTERRUPTED)  # a user ended it in the terminal
+_ASKED = (StopReason.PAUSE, StopReason.CANCEL)
 _YIELDED = "it gave its slot to skills that waited"
 BACKOFF_CAP_SECONDS = 600.0
+_LEAST_BACKOFF_SECONDS = 0.1  # without a wait, a tick would try again for ever
 MAX_REQUEUES = 20  # ends by errors of the disk in a row, some hours, until one is charged
 _MAX_REFUSALS = 5  # launches that may be refused in a row before an attempt is charged
 _MOST_DEFERRED_DOUBLINGS = 4  # work goes on soon after a full disk has room again
@@ -46,7 +48,8 @@ class StepContext:
     def later(self, tries: int) -> datetime:
         """Return when to try again after so many tries."""
         doubled = self.schedule.retry_backoff * 2.0 ** min(tries - 1, 60)
-        return self.now + timedelta(seconds=min(doubled, BACKOFF_CAP_SECONDS))
+        seconds = min(max(doubled, _LEAST_BACKOFF_SECONDS), BACKOFF_CAP_SECONDS)
+        return self.now + timedelta(seconds=seconds)
 
     def reached(self, not_before: datetime | None) -> bool:
         """Return whether a wait is over; one beyond the longest means a clock that was set back."""
@@ -65,10 +68,8 @@ def after_end(entry: Entry, event: RunEnded, context: StepContext) -> Entry:
             why = "it showed no progress for too long"
         case StopReason.OVERDUE:
             why = "it took longer than --run_timeout"
-        case StopReason.PAUSE:
-            return _held(entry, status, PAUSED, context)
-        case StopReason.CANCEL:
-            return _failed(entry, CANCELLED, context)
+        case StopReason.PAUSE | StopReason.CANCEL:
+            return _as_asked(entry, status, context)
         case StopReason.PRUNE:
             why = f"it was to end with what it had, and left no result: {described(event.outcome)}"
         case StopReason.NONE | StopReason.YIELD:
@@ -109,6 +110,8 @@ def charged(
 
 def refused(entry: Entry, why: str, context: StepContext) -> Entry:
     """Return the entry whose run could not start: it is tried again uncharged, but not for ever."""
+    if isinstance(entry.status, Running) and entry.status.stop_reason in _ASKED:
+        return _as_asked(entry, entry.status, context)
     if entry.refusals >= _MAX_REFUSALS:
         goes_on = entry.status.run_id is not None
         return charged(entry, why, 0, context, goes_on=goes_on)
@@ -119,6 +122,8 @@ def refused(entry: Entry, why: str, context: StepContext) -> Entry:
 def deferred(entry: Entry, why: str, context: StepContext) -> Entry:
     """Return the entry that lacks disk space or a lock: it is tried again as often as it takes."""
     status = entry.status
+    if isinstance(status, Running) and status.stop_reason in _ASKED:
+        return _as_asked(entry, status, context)
     if not isinstance(status, Merging):
         return _waiting_again(entry, why, context.later(1))
     tries = min(entry.refusals + 1, _MOST_DEFERRED_DOUBLINGS)
@@ -253,6 +258,13 @@ def _waiting_again(entry: Entry, why: str, not_before: datetime | None) -> Entry
         alone=status.alone,
     )
     return replace(entry, status=waiting)
+
+
+def _as_asked(entry: Entry, status: Running, context: StepContext) -> Entry:
+    """Return the entry whose run a user has asked to end; it may not even have started."""
+    if status.stop_reason is StopReason.CANCEL:
+        return _failed(entry, CANCELLED, context)
+    return _held(entry, status, PAUSED, context)
 
 
 def _held(entry: Entry, status: Running, why: str, context: StepContext) -> Entry:

@@ -55,6 +55,7 @@ from flowrl.skills.skill import Skill, skill_from_data
 
 logger = logging.getLogger(__name__)
 _LOOK_SECONDS = 1.0  # between looks at requests/ while nothing happens
+_TICK_SECONDS = 60.0  # for which a tick lasts at most, unless this process is frozen
 
 
 class SkillScheduler:
@@ -96,7 +97,9 @@ class SkillScheduler:
         self.state_file = StateFile(self.graph_paths.scheduler_state)
         self.disk = DiskHealth(self.graph_paths, probe=lambda: self.state_file.save(self.state))
         self._limits = RunLimits(
-            silent_seconds=self.schedule.stall_timeout, run_seconds=self.schedule.run_timeout
+            silent_seconds=self.schedule.stall_timeout,
+            run_seconds=self.schedule.run_timeout,
+            look_seconds=self.schedule.scheduler_poll_interval + _TICK_SECONDS,
         )
         self._callbacks: dict[type, Callable[[str], object]] = {}
         self._state: SchedulerState | None = None  # until the folder is locked

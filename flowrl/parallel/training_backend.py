@@ -16,7 +16,7 @@ from flowrl import config as configs
 from flowrl import storage
 from flowrl.arguments import other_flags
 from flowrl.config import ENGINES, BottomUpConfig, GraphConfig, LaunchConfig, PPOConfig
-from flowrl.errors import FileRefusedError, is_transient
+from flowrl.errors import ConfigError, FileRefusedError, is_transient
 from flowrl.experts.array_check import start_reader
 from flowrl.experts.merge import MERGE_RULES, MergeRule, eval_gate
 from flowrl.experts.store import ExpertStore
@@ -128,11 +128,14 @@ class TrainingBackend:
         """The job of a run whose folder stays as it is; None without the folder.
 
         It keeps its own settings; a warning says which ones this start would give it. A process
-        whose run has no whole record is asked to end: its result could not be merged.
+        is asked to end if its run has no whole record, or settings that this version refuses: its
+        result could not be merged.
         """
         run_paths = self._graph_paths.run(request.expert, request.skill)
         try:
             prepared = self._found(request)
+            if prepared.run.run_id == request.run_id:
+                _check_settings(prepared)
         except FileRefusedError as error:
             if not is_transient(error) and lock_held(run_paths.folder):
                 request_stop(run_paths.folder.resolve())
@@ -297,6 +300,16 @@ class TrainingBackend:
         if config.replicas > 1 and updates < config.average_every:  # less than a round is left
             return dataclasses.replace(config, average_every=updates, grad_sync_period=1)
         return config
+
+
+def _check_settings(prepared: PreparedRun) -> None:
+    """Raise FileRefusedError if this version of flowrl refuses the settings of a run."""
+    try:
+        configs.from_json(PPOConfig, prepared.run.config)
+    except ConfigError as error:
+        raise FileRefusedError(
+            f"{prepared.run_paths.run_json} has settings that this flowrl refuses: {error}"
+        ) from error
 
 
 def _asks_for_gpus(launch: LaunchConfig) -> bool:

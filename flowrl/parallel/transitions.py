@@ -303,6 +303,8 @@ class Transition:
             return refusal
         if verb is Verb.RESUME and not _is_paused(entry.status):
             return "it is running, and nobody asked it to pause"
+        if verb is Verb.PAUSE and _ends_for_good(entry.status):
+            return "it was asked to end for good"
         self._change(events.Asked(skill, verb, request.number))
         return ""
 
@@ -402,7 +404,10 @@ class Transition:
         return entry if of_run and isinstance(entry.status, kind) else None
 
     def _ask_to_end(self, entry: Entry, reason: StopReason) -> None:
+        """Ask a run to end; one that ends for good can only be cancelled."""
         status = entry.status
+        if _ends_for_good(status) and reason is not StopReason.CANCEL:
+            return
         if isinstance(status, Running) and status.stop_reason != reason:
             self._set_status(entry, replace(status, stop_reason=reason))
             self.commands.append(events.StopRun(self._request(entry.skill)))
@@ -440,6 +445,11 @@ class Transition:
 
 def _is_starting(status: Status) -> bool:
     return isinstance(status, Preparing) or (isinstance(status, Running) and status.handle is None)
+
+
+def _ends_for_good(status: Status) -> bool:
+    final = (StopReason.CANCEL, StopReason.PRUNE)
+    return isinstance(status, Running) and status.stop_reason in final
 
 
 def _is_paused(status: Status, why: str | None = None) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import filelock
 
-from flowrl.errors import BusyError, FileRefusedError
+from flowrl.errors import BusyError, GraphDamagedError
 from flowrl.storage import make_dir, naming
 
 
@@ -22,7 +22,7 @@ def held(path: Path, *, timeout_seconds: float) -> Iterator[Callable[[], None]]:
     The file is made when missing and never deleted: a deleted lock file can have two holders. The
     block receives a check to call before it commits, which raises BusyError if another process
     deleted or replaced the file all the same. BusyError is raised, too, if no holder frees the lock
-    in time, and FileRefusedError if the path is not a plain file.
+    in time, and GraphDamagedError if the path is not a plain file.
     """
     make_dir(path.parent)
     check_plain(path)
@@ -83,9 +83,9 @@ def is_held(path: Path) -> bool:
 
 
 def check_plain(path: Path) -> None:
-    """Raise FileRefusedError unless a lock is a plain file or missing."""
+    """Raise GraphDamagedError unless a lock is a plain file or missing."""
     if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
-        raise FileRefusedError(
+        raise GraphDamagedError(
             f"{path} is not a plain file and cannot be a lock; make sure that no process uses "
             "the folder, then move it away: it is made again"
         )

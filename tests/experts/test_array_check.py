@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import signal
 import subprocess
 import sys
 from contextlib import suppress
@@ -136,7 +138,8 @@ def test_an_array_in_chunks_that_are_larger_than_itself_is_not_loaded(tmp_path):
 
 def reader_that(tmp_path: Path, *lines: str) -> Path:
     path = tmp_path / "reader.py"
-    path.write_text("\n".join(["import json, os, sys, time", *lines]))
+    ready = "print('ready', flush=True)"
+    path.write_text("\n".join(["import json, os, sys, time", ready, *lines]))
     return path
 
 
@@ -226,13 +229,58 @@ def test_a_forked_process_uses_a_reader_of_its_own(tmp_path):
 
 def test_a_reader_that_is_killed_or_hangs_is_tried_again_later(tmp_path, monkeypatch):
     folder = saved(tmp_path / "expert")
-    monkeypatch.setattr(array_check, "READER", reader_that(tmp_path, "os.kill(os.getpid(), 9)"))
-    with pytest.raises(BusyError, match="signal 9"):
-        read(folder)
+    for number in (signal.SIGKILL, signal.SIGALRM):
+        killed = reader_that(tmp_path, f"os.kill(os.getpid(), {number:d})")
+        monkeypatch.setattr(array_check, "READER", killed)
+        with pytest.raises(BusyError, match=f"signal {number:d};"):
+            read(folder)
     monkeypatch.setattr(array_check, "_SECONDS", 0.2)
     monkeypatch.setattr(array_check, "READER", reader_that(tmp_path, "time.sleep(60)"))
     with pytest.raises(BusyError, match="within"):
         read(folder)
+
+
+@pytest.mark.parametrize("failing", ["import no_such_library", "os.abort()", "sys.exit(0)"])
+def test_a_reader_that_fails_before_it_looks_at_a_file_refuses_none(tmp_path, monkeypatch, failing):
+    reader = tmp_path / "reader.py"
+    reader.write_text(f"import os, sys\n{failing}")
+    monkeypatch.setattr(array_check, "READER", reader)
+    with pytest.raises(BusyError, match="cannot be read now"):
+        read(saved(tmp_path / "expert"))
+
+
+def test_a_reader_that_lacks_threads_refuses_no_files(tmp_path, monkeypatch):
+    """As C++ says it, which aborts."""
+    lacks = f"sys.stderr.write('  what():  {os.strerror(errno.EAGAIN)}'); sys.stderr.flush()"
+    monkeypatch.setattr(array_check, "READER", reader_that(tmp_path, lacks, "os.abort()"))
+    with pytest.raises(BusyError, match="Resource temporarily unavailable"):
+        read(saved(tmp_path / "expert"))
+
+
+READS_UNDER_A_HARD_LIMIT = """
+import json, resource, sys
+from pathlib import Path
+from flowrl.errors import BusyError
+from flowrl.experts import array_check
+resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[2]), int(sys.argv[2])))
+try:
+    (found,) = array_check.read_arrays([Path(sys.argv[1])], json.loads(sys.argv[3]))
+    print(found.content)
+except BusyError:
+    print("later")
+"""
+LARGE = {"actor/kernel": (4096, 4096)}  # 64 MiB
+
+
+@pytest.mark.parametrize(("megabytes", "enough"), [(6000, True), (400, False), (100, False)])
+def test_a_hard_limit_of_memory_refuses_no_files(tmp_path, megabytes, enough):
+    """As `ulimit -v` sets it on many login nodes."""
+    folder = tmp_path / "expert"
+    checkpoint.save_expert(folder, {"actor": {"kernel": np.zeros((4096, 4096), np.float32)}})
+    (found,) = read(folder, expected=LARGE)
+    words = [sys.executable, "-c", READS_UNDER_A_HARD_LIMIT, str(folder), str(megabytes * 2**20)]
+    done = subprocess.run([*words, json.dumps(LARGE)], check=False, capture_output=True, text=True)
+    assert done.stdout.strip() == (found.content if enough else "later"), done.stderr
 
 
 def test_a_reader_that_crashes_on_the_files_refuses_them(tmp_path, monkeypatch):
@@ -247,7 +295,7 @@ def test_the_reader_has_a_bound_on_its_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(array_check, "_MEMORY_BYTES", 10 * 2**20)
     try:
         (found,) = read(saved(tmp_path / "expert"))
-    except ExpertCorruptError:
+    except (ExpertCorruptError, BusyError):
         return
     assert found.unreadable
 

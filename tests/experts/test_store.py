@@ -20,8 +20,10 @@ from flowrl.errors import (
     ExpertIndexError,
     ExpertMissingError,
     FileRefusedError,
+    GraphDamagedError,
 )
 from flowrl.experts import manifest as manifests
+from flowrl.experts import repair
 from flowrl.experts.merge import (
     MERGE_RULES,
     Blended,
@@ -34,7 +36,7 @@ from flowrl.experts.merge import (
 )
 from flowrl.experts.store import ExpertStore
 from flowrl.paths import GraphPaths
-from tests.experts.making import candidate_in, content_of, contents, make_expert
+from tests.experts.making import all_files, candidate_in, content_of, contents, make_expert
 from tests.sealing import edit
 
 RULE = frame_count
@@ -312,7 +314,7 @@ def test_a_damaged_manifest_stops_everything_and_names_the_remedy(store, graph_p
     merge(store, "r2", expert=1, acted=1)
     damage(graph_paths.manifest)
     for attempt in (store.manifest, lambda: merge(store, "r3", expert=2, acted=1), store.recover):
-        with pytest.raises(FileRefusedError, match=r"flowrl fsck \S+ --repair, which restores it"):
+        with pytest.raises(GraphDamagedError, match=r"flowrl fsck \S+ --repair, which restores it"):
             attempt()
 
 
@@ -348,6 +350,37 @@ def test_a_damaged_history_keeps_every_version(store, graph_paths):
     (graph_paths.history / "2.json").write_text("{")
     (graph_paths.history / "1.json").unlink()
     assert store.collect_garbage() == ()
+
+
+def test_an_older_manifest_is_refused_before_it_costs_what_was_merged_since(store, graph_paths):
+    merge(store, "r0", expert=0, acted=1)
+    older = graph_paths.manifest.read_bytes()
+    for number in (1, 2):
+        merge(store, f"r{number}", expert=number, acted=number)
+    before = all_files(graph_paths.root)
+    graph_paths.manifest.write_bytes(older)
+    for attempt in (store.recover, store.collect_garbage, store.manifest):
+        with pytest.raises(GraphDamagedError, match=r"generation 1, .* has generation 3; .* fsck"):
+            attempt()
+    repair.restore_manifest(graph_paths)
+    after = all_files(graph_paths.root)
+    assert before.items() <= after.items()
+    assert contents(graph_paths)[2] == (2, "r2 of 2")
+
+
+def test_versions_that_a_lost_newer_manifest_named_are_not_garbage(store, graph_paths):
+    merge(store, "r0", expert=0, acted=1)
+    older = {
+        path: path.read_bytes() for path in (graph_paths.manifest, graph_paths.history / "1.json")
+    }
+    for number in (1, 2):
+        merge(store, f"r{number}", expert=number, acted=number)
+    storage.remove_tree(graph_paths.history)  # a backup of all of checkpoints/ comes back
+    graph_paths.history.mkdir()
+    for path, content in older.items():
+        path.write_bytes(content)
+    store.recover()
+    assert [key for key, _ in store.versions()] == [(0, "v000001-r0"), (2, "v000003-r2")]
 
 
 def test_recovery_removes_what_a_killed_merge_left(store, graph_paths):

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from socketserver import StreamRequestHandler, TCPServer
 
 import pytest
 
@@ -174,6 +175,31 @@ def test_an_address_without_a_server_names_the_remedy(make_job):
     with pytest.raises(BusyError, match="does not answer"):
         nobody.launch(job)
     assert claims.is_claimed(job.folder)  # it may have been taken
+
+
+CUT_OFF = b"HTTP/1.1 %b\r\nTransfer-Encoding: chunked\r\n\r\nff\r\n[\r\n"
+NO_HTTP = [b"\x00\x00\x18\x04 gRPC\r\n\r\n", CUT_OFF % b"200 OK", CUT_OFF % b"500 No"]
+
+
+@pytest.mark.parametrize("answer", NO_HTTP, ids=["no HTTP", "cut off", "a refusal that is cut off"])
+def test_an_answer_that_is_no_http_or_cut_off_is_none(make_job, answer):
+    class Other(StreamRequestHandler):
+        def handle(self) -> None:
+            lines = iter(lambda: self.rfile.readline().strip(), b"")
+            facts = dict(line.lower().split(b": ", 1) for line in lines if b": " in line)
+            self.rfile.read(int(facts.get(b"content-length", 0)))
+            self.wfile.write(answer)
+
+    with TCPServer(("127.0.0.1", 0), Other) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        launcher = RayLauncher(f"http://127.0.0.1:{server.server_address[1]}")
+        with pytest.raises(ConfigError, match="is no job server of Ray"):
+            launcher.check()
+        job = make_job(SLEEP)
+        with pytest.raises(remote.UnansweredError):
+            launcher.launch(job)
+        assert claims.is_claimed(job.folder)  # it may have been taken
+        server.shutdown()
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"{}", b"[1]", b'[{"submission_id": "a"}]', b"\xff"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -16,6 +17,7 @@ import pytest
 from flowrl.launchers import log_writer, process, run_status, runner
 from flowrl.launchers.base import ExitCause, Exited, Finished
 from flowrl.launchers.local import LocalLauncher
+from flowrl.storage import locks
 from tests.launchers.confining import confined
 from tests.launchers.conftest import SLEEP, end_of, start_of, trainer_of, until
 
@@ -23,6 +25,17 @@ from tests.launchers.conftest import SLEEP, end_of, start_of, trainer_of, until
 def run_log(path: Path, text: bytes, cap: int, **facts) -> None:
     words = [sys.executable, "-I", "-S", str(run_status.LOG_WRITER), str(path), str(cap)]
     subprocess.run(words, input=text, check=True, timeout=30, **facts)
+
+
+def test_a_look_at_the_lock_keeps_no_runner_from_taking_it(tmp_path, monkeypatch):
+    path = tmp_path / "run.lock"
+    path.touch()
+    with path.open() as look, monkeypatch.context() as waiting:
+        fcntl.flock(look, fcntl.LOCK_SH)
+        waiting.setattr(runner.time, "sleep", lambda _: look.close())
+        assert runner.take_lock(str(path))
+    assert locks.is_held(path)
+    assert not runner.take_lock(str(path))
 
 
 def test_a_second_runner_of_a_folder_does_nothing(local, make_job):

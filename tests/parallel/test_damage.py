@@ -8,7 +8,7 @@ from flowrl import cli, notices, storage
 from flowrl.experts.store import ExpertStore
 from tests.launchers.conftest import nothing_survives, server_folder, until  # noqa: F401
 from tests.parallel.making import PICKAXE, TABLE, WOOD
-from tests.parallel.stand_in_story import DEADLINE_SECONDS, Place
+from tests.parallel.stand_in_story import DEADLINE_SECONDS, Place, ended
 from tests.sealing import rewrite
 
 SAPLING = "Collect Sapling"
@@ -64,8 +64,16 @@ def test_a_skill_without_a_whole_version_is_trained_again_once_a_user_says_so(pl
     assert cli.main(["fsck", graph]) == 0
 
 
-@pytest.mark.parametrize("harm", [rewrite, None], ids=["damaged", "lost"])
-def test_a_damaged_record_of_a_run_ends_it_alone_and_is_named(place, harm):
+@pytest.mark.parametrize(
+    ("harm", "named"),
+    [
+        (lambda facts: facts.update(attempt="first"), "attempt"),
+        (lambda facts: facts["config"].update(num_minibatches=7), "do not divide into"),
+        (None, "its run folder is gone"),
+    ],
+    ids=["damaged", "of settings that another version refuses", "lost"],
+)
+def test_a_damaged_record_of_a_run_ends_it_alone_and_is_named(place, harm, named):
     place.order({WOOD: {"gate": "never"}, SAPLING: {"gate": "gate"}})
     daemon = place.start(*LOCAL, "--max_nodes=2")
     until(lambda: place.launches() and len(place.launches()) == 2, seconds=DEADLINE_SECONDS)
@@ -74,7 +82,7 @@ def test_a_damaged_record_of_a_run_ends_it_alone_and_is_named(place, harm):
     daemon.wait()
     path = place.graph_paths.run(place.lines()[WOOD]["expert"], WOOD).run_json
     if harm:
-        harm(path, lambda facts: facts.update(attempt="first"))
+        rewrite(path, harm)
     else:
         path.unlink()
     place.order()
@@ -82,8 +90,32 @@ def test_a_damaged_record_of_a_run_ends_it_alone_and_is_named(place, harm):
     code, said = place.run(*LOCAL, "--max_nodes=2")
     assert code == 0, said
     assert "run.json" in said
-    assert "attempt" in said if harm else "its run folder is gone" in said
+    assert named in said
     assert place.launches().count(WOOD) == 2
     assert place.launches().count(SAPLING) == 1, "the other skill is not concerned"
     assert set(place.statuses().values()) == {"completed"}
     assert "Traceback" not in said
+
+
+def other_format(path):
+    rewrite(path, lambda facts: facts.update(format=2))
+
+
+@pytest.mark.parametrize("harm", [lambda path: path.write_text("{"), other_format])
+def test_a_manifest_that_is_damaged_meanwhile_ends_the_daemon_and_costs_no_run(place, harm):
+    place.order({SAPLING: {"gate": "gate"}})
+    daemon = place.start(*LOCAL, "--max_nodes=2")
+    until(lambda: SAPLING in place.launches(), seconds=DEADLINE_SECONDS)
+    until(lambda: place.statuses()[WOOD] == "completed", seconds=DEADLINE_SECONDS)
+    until(lambda: not place.graph_paths.run(place.lines()[WOOD]["expert"], WOOD).folder.exists())
+    whole = place.graph_paths.manifest.read_bytes()
+    harm(place.graph_paths.manifest)
+    place.open("gate")
+    code, said = ended(daemon)
+    assert (code, "global_latest.json" in said, "Traceback" in said) == (1, True, False), said
+    assert not list(place.graph_paths.failed_runs.glob("*"))
+    place.graph_paths.manifest.write_bytes(whole)
+    code, said = place.run(*LOCAL, "--max_nodes=2")
+    assert code == 0, said
+    assert sorted(place.launches()) == [SAPLING, WOOD]
+    assert set(place.statuses().values()) == {"completed"}

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from flowrl.errors import FileRefusedError, GraphError, LaunchError
+from flowrl.errors import FileRefusedError, GraphDamagedError, GraphError, LaunchError
 from flowrl.launchers.base import ExitCause
 from flowrl.parallel.events import Verb
 from tests.parallel.scheduling import FakeBackend, exited, status, words
@@ -78,6 +78,23 @@ def test_a_run_whose_files_cannot_be_understood_is_the_fate_of_its_skill(
     world.end("B")
     scheduler.tick()
     assert words(scheduler) == {"B": "completed", "A": "failed"}
+
+
+@pytest.mark.parametrize("verb", ["prepare", "launch", "merge"])
+def test_a_damaged_graph_is_of_no_one_skill_and_ends_the_daemon(start, world, verb):
+    scheduler = start("A", max_retries=0)
+    world.refusals[verb] = [GraphDamagedError("global_latest.json is lost")]
+    with pytest.raises(GraphDamagedError, match="is lost"):  # noqa: PT012 — in one of the two
+        scheduler.tick()
+        world.end("A")
+        scheduler.tick()
+    scheduler = start(max_retries=0)
+    scheduler.tick()
+    if world.living():
+        world.end("A")
+        scheduler.tick()
+    assert words(scheduler) == {"A": "completed"}
+    assert len(world.runs) == len(world.ledger) == 1
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM])

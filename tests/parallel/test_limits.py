@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,7 @@ def daemon(tmp_path):
     def start(**settings):
         settings = {"max_retries": 0, "scheduler_poll_interval": 0.2, **settings}
         launcher = LocalLauncher(grace_seconds=1.0)
+        launcher.shared_folder = settings.get("shared_folder", False)
         scheduler = SkillScheduler(tmp_path / "graph", launcher=launcher, **settings)
         make = lambda task: job_of(task, tmp_path, f"e{task.expert}.a{task.attempt}.00")  # noqa: E731
         scheduler.set_callbacks(backend=JobsBackend(make))
@@ -83,10 +85,11 @@ def test_a_run_that_takes_longer_than_it_may_is_ended_and_charged(daemon, tmp_pa
     assert not process.alive(start.job_pid, start.job_start_time)
 
 
+@pytest.mark.parametrize("shared", [False, True], ids=["", "shared"])
 @pytest.mark.parametrize("stopped", ["trainer", "runner and trainer"])
-def test_a_stopped_trainer_is_ended(daemon, tmp_path, stopped):
+def test_a_stopped_trainer_is_ended(daemon, tmp_path, stopped, shared):
     """FAULTS 18: TERM alone does not wake a stopped process."""
-    scheduler = daemon(stall_timeout=0.5)
+    scheduler = daemon(stall_timeout=0.5, shared_folder=shared)
     scheduler.add_skill("A")
     scheduler.tick()
     start = trainer_of(scheduler, tmp_path, "A")
@@ -97,6 +100,25 @@ def test_a_stopped_trainer_is_ended(daemon, tmp_path, stopped):
     assert "no progress for too long" in status(scheduler, "A").why
     assert not process.alive(start.job_pid, start.job_start_time)
     assert not process.alive(start.runner_pid, start.runner_start_time)
+
+
+def test_time_in_which_the_scheduler_was_frozen_is_no_silence(start, world, monkeypatch):
+    """As by `docker pause`, which freezes the trainers, too."""
+    now = [0.0]
+    monkeypatch.setattr(
+        "flowrl.parallel.scheduler.RunLimits", partial(RunLimits, monotonic=lambda: now[0])
+    )
+    scheduler = start("A", stall_timeout=300.0, scheduler_poll_interval=30.0)
+    scheduler.tick()
+    world.advance("A")
+    for frozen in (30.0, 30.0, 86_400.0, 30.0):
+        now[0] += frozen
+        scheduler.tick()
+        assert not world.of("A").asked_to_end
+    for _ in range(10):
+        now[0] += 30.0
+        scheduler.tick()
+    assert world.of("A").asked_to_end
 
 
 def test_a_run_that_starts_while_it_has_to_end_is_asked_soon(daemon, tmp_path, monkeypatch):

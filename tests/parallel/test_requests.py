@@ -11,6 +11,7 @@ from functools import partial
 import pytest
 
 from flowrl import storage
+from flowrl.errors import BusyError, LaunchError
 from flowrl.launchers.base import ExitCause
 from flowrl.launchers.local import LocalLauncher
 from flowrl.llm.flow import Flow
@@ -115,6 +116,38 @@ def test_a_cancelled_run_is_not_kept_and_a_retry_starts_anew(start, world):
     asked(scheduler, Verb.RETRY, "A")
     assert world.of("A").task.attempt == 2
     assert world.folders["A"] != run_id
+
+
+@pytest.mark.parametrize("verb", [Verb.CANCEL, Verb.PRUNE])
+def test_a_run_that_ends_for_good_is_not_paused_meanwhile(start, world, verb):
+    scheduler = start("A", max_retries=0)
+    scheduler.tick()
+    asked(scheduler, verb, "A")
+    assert asked(scheduler, Verb.PAUSE, "A") == "refused: it was asked to end for good"
+    asked(scheduler, Verb.PAUSE)
+    asked(scheduler, Verb.PRUNE, "A")
+    world.end("A", exited(ExitCause.STOPPED))
+    scheduler.tick()
+    assert words(scheduler) == {"A": "failed"}
+    asked(scheduler, Verb.RESUME)
+    assert words(scheduler) == {"A": "failed"}
+
+
+@pytest.mark.parametrize("refusal", [LaunchError("no tmux"), BusyError("not now")])
+@pytest.mark.parametrize(("verb", "word"), [(Verb.CANCEL, "failed"), (Verb.PAUSE, "held")])
+def test_a_run_that_cannot_be_launched_obeys_what_was_asked_meanwhile(
+    start, world, clock, verb, word, refusal
+):
+    world.refusals["launch"] = [Killed(), refusal]
+    scheduler = start("A")
+    with pytest.raises(Killed):
+        scheduler.tick()
+    scheduler = start()
+    asked(scheduler, verb, "A")
+    assert not world.refusals["launch"]
+    clock.pass_seconds(3600)
+    scheduler.tick()
+    assert words(scheduler) == {"A": word}
 
 
 def test_a_run_that_has_finished_before_it_could_be_cancelled_is_merged(start, world):

@@ -203,6 +203,22 @@ def test_a_merge_that_lacks_room_or_a_lock_waits_and_never_fails(start, world, c
     assert len(world.ledger) == 1
 
 
+@pytest.mark.parametrize("verb", ["prepare", "launch", "merge"])
+@pytest.mark.parametrize("backoff", [0.0, 1e-9])
+def test_what_is_put_off_is_tried_once_in_a_tick(start, world, clock, verb, backoff):
+    scheduler = start("A", retry_backoff=backoff)
+    if verb == "merge":
+        scheduler.tick()
+        world.end("A")
+    world.refusals[verb] = [BusyError("not now") for _ in range(3)]
+    for left in (2, 1, 0):
+        scheduler.tick()
+        assert len(world.refusals[verb]) == left
+        clock.pass_seconds(1)
+    scheduler.tick()
+    assert words(scheduler) == {"A": "completed" if verb == "merge" else "running"}
+
+
 def test_a_refused_merge_is_a_failed_attempt(start, world, clock):
     scheduler = start("A", max_retries=1)
     scheduler.tick()
