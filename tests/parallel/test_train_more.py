@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flowrl import bottomup, cli, runs
+from flowrl import bottomup, cli, runs, storage
 from flowrl.config import ScheduleConfig
 from flowrl.experts import repair
 from flowrl.experts.store import ExpertStore
@@ -17,9 +17,13 @@ from flowrl.parallel.events import MergeDone
 from flowrl.parallel.outcomes import StepContext
 from flowrl.parallel.status import Completed, Entry, Merging
 from flowrl.paths import GraphPaths
+from flowrl.runs import CodeApproval
+from flowrl.skills.skill import parse_skill
+from flowrl.skills.validation.cache import ApprovalStore
+from flowrl.skills.validation.dry_run import SkillCode
 from tests.parallel import making
 from tests.parallel.faults import killed_at
-from tests.parallel.making import TABLE, WOOD
+from tests.parallel.making import CONFIG, TABLE, WOOD
 from tests.parallel.scheduling import NOW
 from tests.parallel.stand_in_story import Place, StandInBackend
 
@@ -30,10 +34,15 @@ IN_TURN = ("--launcher=local", "--max_parallel_skills=1", *AT_ONCE)
 
 @pytest.fixture(scope="module")
 def begun(tmp_path_factory):
-    """A graph in which Collect Wood is completed with 60 %, below its goal of 80 %."""
+    """A graph in which Collect Wood is completed with 60 %, below its goal of 80 %.
+
+    It has the approval of `CHANGED`: a dry run takes seconds, and one test has it tried.
+    """
     place = Place(tmp_path_factory.mktemp("begun"))
     place.order({WOOD: {"success_rate": 0.6}})
     assert place.run(*IN_TURN, f"--target_skill={WOOD}")[0] == 0
+    code = SkillCode.of(parse_skill(CHANGED, place="wood.py"), CONFIG.env_name)
+    ApprovalStore(place.graph_paths.approvals).keep(CodeApproval(digest=code.digest))
     return place
 
 
@@ -312,8 +321,11 @@ def retrain(place: Place, folder, *flags: str) -> int:
 
 def test_a_retrained_skill_is_a_new_version_that_begins_from_nothing(place, changed, capsys):
     before = ExpertStore(place.graph_paths).manifest()
+    approvals = storage.tree_digest(place.graph_paths.approvals)
+    storage.remove_tree(place.graph_paths.approvals)
     place.order({WOOD: {"success_rate": 0.4}})
     assert retrain(place, changed) == 0
+    assert storage.tree_digest(place.graph_paths.approvals) == approvals, "it was tried anew"
     assert train(place, target=TABLE) == 0
     after = ExpertStore(place.graph_paths).manifest()
     assert lineage(place.graph_paths) == [(100, 0.4)], (
