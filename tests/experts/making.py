@@ -14,11 +14,11 @@ from flowrl.experts import array_check
 from flowrl.experts.array_check import ArrayReport
 from flowrl.experts.merge import Candidate
 from flowrl.experts.store import ExpertStore
-from flowrl.games.base import env_sizes
+from flowrl.games.craftax import CLASSIC
 from flowrl.paths import GraphPaths
 from flowrl.runs import ExpertVersion, Shapes, expert_shapes
 
-SHAPES = expert_shapes(*env_sizes("Craftax-Classic-Symbolic-v1", sight=True), 64)
+SHAPES = expert_shapes(CLASSIC.observed(sight=True), CLASSIC.num_actions, 64)
 
 
 def skill_name(expert: int) -> str:
