@@ -29,7 +29,7 @@ from flowrl.replicas.rounds import Round, Rounds, fold
 from flowrl.runs import TrainConfig
 from flowrl.storage import records
 from tests.averaging import stand_in
-from tests.waiting import limit, until
+from tests.waiting import AT_ONCE, limit, until
 
 REPLACE = OuterStep()
 STEPS = 64 * 64 * 10  # of one replica in one round
@@ -179,7 +179,7 @@ def test_killed_replicas_and_averagers_change_no_bit(tmp_path, outer):
             kills.append(draws.choice([0, 1]))
             run.kill(kills[-1])
 
-    until((tmp_path / "seen" / "1.json").exists)
+    until((tmp_path / "seen" / "1.json").exists, every=AT_ONCE)
     pids = [run.pid(0), run.pid(1)]
     run.averager.kill()
     until(lambda: not any(Path(f"/proc/{pid}/exe").exists() for pid in pids))
@@ -193,7 +193,7 @@ def test_killed_replicas_and_averagers_change_no_bit(tmp_path, outer):
 def test_a_hundred_kills_at_random_instants_change_no_bit(tmp_path):
     rounds, draws = 250, random.Random(1)
     run = Run(tmp_path, config_of(2, rounds, average_deadline=1000.0), "0=slow,1=slow")
-    until((tmp_path / "seen" / "0.json").exists)
+    until((tmp_path / "seen" / "0.json").exists, every=AT_ONCE)
     kills = 0
     while kills < 100 and run.averager.poll() is None:
         time.sleep(draws.random() * 0.4)
@@ -237,7 +237,7 @@ def test_damaged_progress_of_a_replica_ends_no_run(tmp_path):
 def test_a_run_that_is_asked_to_stop_goes_on_later(tmp_path):
     began = time.monotonic()
     run = Run(tmp_path, config_of(2, 6), "0=slow,1=slow")
-    until((tmp_path / "seen" / "2.json").exists)
+    until((tmp_path / "seen" / "2.json").exists, every=AT_ONCE)
     pids = [run.pid(0), run.pid(1)]
     run.averager.terminate()
     assert run.ended()[0] == EXIT_RESUMABLE
@@ -275,7 +275,7 @@ OTHERS = [
 def test_a_run_goes_on_with_other_settings_of_rounds(tmp_path, change):
     config = config_of(2, 6)
     run = Run(tmp_path, config, "0=slow")
-    until((tmp_path / "seen" / "2.json").exists)
+    until((tmp_path / "seen" / "2.json").exists, every=AT_ONCE)
     run.averager.kill()
     run.averager.communicate()
     known = len(run.seen())

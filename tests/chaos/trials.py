@@ -180,7 +180,7 @@ def user_meddles(place: ChaosPlace, chance: random.Random):
         stdout=subprocess.DEVNULL,
     )
     attached = ("display-message", "-p", "-t", "=mine:", "#{session_attached}")
-    until(lambda: place.tmux(*attached) == ["1"])
+    until(lambda: place.tmux(*attached) == ["1"], every=0.1)
     assert process.alive(start.runner_pid, start.runner_start_time)
     trial = _ended_well(place, daemon, "a user renames, types, attaches", millis_since(began))
     client.kill()

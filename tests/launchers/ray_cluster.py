@@ -42,7 +42,7 @@ class RayCluster:
             *("--include-dashboard=true", "--num-cpus=2", f"--temp-dir={self.folder}"),
             *("--disable-usage-stats", "--object-store-memory=100000000"),
         )
-        until(self.answers)
+        until(self.answers, every=0.1)
 
     def start_node(self, *resources: str) -> set[int]:
         """Start a node of two CPUs; returns the pids of its processes."""
@@ -94,4 +94,4 @@ def ray_cluster() -> Iterator[RayCluster]:
             cluster.start_head()
             yield cluster
         finally:
-            until(lambda: cluster.kill() or not cluster.pids())
+            until(lambda: cluster.kill() or not cluster.pids(), every=0.1)

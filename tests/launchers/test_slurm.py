@@ -233,7 +233,7 @@ def test_a_host_that_does_not_see_the_graphs_folder_is_named_with_the_remedy(bro
     broken.kill("slurmd.n2")
     hidden = f"mount -t tmpfs none {job.folder.parent} && exec slurmd -N n2"
     broken._run("unshare", "--mount", "sh", "-c", hidden)
-    until(lambda: broken.idle() == 2)
+    until(lambda: broken.idle() == 2, every=0.1)
     launcher = SlurmLauncher(["nodelist=n2"])
     outcome = end_of(launcher, launcher.launch(job), job)
     assert isinstance(outcome, Lost)

@@ -120,7 +120,7 @@ def test_a_run_over_two_nodes_goes_on_once_a_process_on_the_second_is_lost(machi
     env = {**os.environ, "PYTHONPATH": installed(tmp_path), "KEY": "7f3a"}
     words = ("--launcher=slurm", "--nodes_per_run=2", "--sandbox=none", "--pass_env=KEY")
     daemon = train(tmp_path, "graph", *words, "--target_skill=Pick Berry", env=env)
-    second = until(of_second_node)
+    second = until(of_second_node, every=0.1)
     assert "KEY" not in second.environ(), "it went through Slurm"
     assert machines.call("squeue", "--noheader", "--format=%D").split() == ["2"]
     second.kill()
@@ -148,7 +148,7 @@ def test_status_tells_what_a_queued_run_waits_for_and_attach_what_shows_it(machi
         *("sbatch", "--parsable", "--nodes=2", "--exclusive", "--output=/dev/null"),
         *("--chdir=/", "--wrap=sleep 600"),
     ).strip()
-    until(lambda: machines.idle() == 0)
+    until(lambda: machines.idle() == 0, every=0.1)
     daemon = train(tmp_path, "graph", "--launcher=slurm", env=env)
 
     def shown() -> str:

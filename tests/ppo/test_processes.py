@@ -20,7 +20,7 @@ from flowrl.ppo_flow import refuse_used_port
 from flowrl.runs import TrainConfig
 from tests.ppo.chaos_pair import FRAMES, begin, ended, follower_of, lives, one_of_two
 from tests.ppo.modules import run_folder
-from tests.waiting import until
+from tests.waiting import AT_ONCE, until
 
 FOREVER = ("--total_timesteps=1e9", "--no_anneal_lr", "--success_state_rate=1")
 pytestmark = pytest.mark.timeout(300)
@@ -46,7 +46,9 @@ def run_paths(tmp_path):
 
 def training(run_paths, trainer: subprocess.Popen[str]) -> int:
     """Wait until both processes train; the other's pid."""
-    until(lambda: run_paths.metrics.exists() or trainer.poll() is not None, seconds=120)
+    until(
+        lambda: run_paths.metrics.exists() or trainer.poll() is not None, seconds=120, every=AT_ONCE
+    )
     assert trainer.poll() is None, ended(trainer)
     return follower_of(trainer)
 
