@@ -25,7 +25,7 @@ from flowrl.runs import read_run
 from flowrl.skills.amount import Amount
 from flowrl.skills.skill import Skill
 from flowrl.storage import records
-from tests.parallel.making import LIBRARY, TABLE, WOOD, make_skill
+from tests.parallel.making import LIBRARY, TABLE, WOOD, approve, make_skill
 from tests.parallel.stand_in_story import Place
 from tests.skills.making import skill_text
 
@@ -94,6 +94,7 @@ def test_a_run_says_what_it_is_trained_with_and_status_shows_it(tmp_path, flowrl
     own = tmp_path / "own"
     own.mkdir()
     (own / "wood.py").write_text(skill_text(head='training = {"lr": 0.25, "gamma": 0.5}\n'))
+    approve(place.graph_paths, skill_text())
     (tmp_path / "skills.toml").write_text(f'["{WOOD}"]\ngamma = 0.75\n')
     flags = ("--skills_dir", str(own), "--skill_config", str(tmp_path / "skills.toml"))
     code, said = place.run("--target_skill", TABLE, "--total_timesteps=2000", *flags)

@@ -17,13 +17,9 @@ from flowrl.parallel.events import MergeDone
 from flowrl.parallel.outcomes import StepContext
 from flowrl.parallel.status import Completed, Entry, Merging
 from flowrl.paths import GraphPaths
-from flowrl.runs import CodeApproval
-from flowrl.skills.skill import parse_skill
-from flowrl.skills.validation.cache import ApprovalStore
-from flowrl.skills.validation.dry_run import SkillCode
 from tests.parallel import making
 from tests.parallel.faults import killed_at
-from tests.parallel.making import CONFIG, TABLE, WOOD
+from tests.parallel.making import TABLE, WOOD, approve
 from tests.parallel.scheduling import NOW
 from tests.parallel.stand_in_story import Place, StandInBackend
 
@@ -36,13 +32,12 @@ IN_TURN = ("--launcher=local", "--max_parallel_skills=1", *AT_ONCE)
 def begun(tmp_path_factory):
     """A graph in which Collect Wood is completed with 60 %, below its goal of 80 %.
 
-    It has the approval of `CHANGED`: a dry run takes seconds, and one test has it tried.
+    It has the approval of `CHANGED`, which one test takes out again and has it tried.
     """
     place = Place(tmp_path_factory.mktemp("begun"))
     place.order({WOOD: {"success_rate": 0.6}})
     assert place.run(*IN_TURN, f"--target_skill={WOOD}")[0] == 0
-    code = SkillCode.of(parse_skill(CHANGED, place="wood.py"), CONFIG.env_name)
-    ApprovalStore(place.graph_paths.approvals).keep(CodeApproval(digest=code.digest))
+    approve(place.graph_paths, CHANGED)
     return place
 
 
