@@ -9,16 +9,17 @@ import dataclasses
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from flowrl import bottomup_parallel, storage
 from flowrl.config import BottomUpConfig
 from flowrl.experts.store import ExpertStore
+from flowrl.launchers import sandbox
 from flowrl.launchers.base import Job
 from flowrl.launchers.sandbox import Confinement
-from flowrl.parallel import training
+from flowrl.parallel import skill_sources, training
 from flowrl.parallel.events import RunRequest
 from flowrl.parallel.training_backend import TrainingBackend
 from flowrl.parallel.training_setup import PreparedRun
@@ -121,6 +122,13 @@ def ended(daemon: subprocess.Popen[str]) -> tuple[int, str]:
     return daemon.returncode, said
 
 
+def replace_trainers(replace: Callable[[Any, str, Any], object]) -> None:
+    """Let this process train by stand-ins, and not try bubblewrap, which confines none of them."""
+    replace(training, "TrainingBackend", StandInBackend)
+    for module in (sandbox, skill_sources):
+        replace(module, "confinement", lambda *_, **__: Confinement())
+
+
 if __name__ == "__main__":
-    training.TrainingBackend = StandInBackend
+    replace_trainers(setattr)
     sys.exit(bottomup_parallel.main())

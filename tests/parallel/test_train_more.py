@@ -12,7 +12,7 @@ from flowrl import bottomup, cli, runs, storage
 from flowrl.config import ScheduleConfig
 from flowrl.experts import repair
 from flowrl.experts.store import ExpertStore
-from flowrl.parallel import outcomes, training
+from flowrl.parallel import outcomes
 from flowrl.parallel.events import MergeDone
 from flowrl.parallel.outcomes import StepContext
 from flowrl.parallel.status import Completed, Entry, Merging
@@ -21,7 +21,7 @@ from tests.parallel import making
 from tests.parallel.faults import killed_at
 from tests.parallel.making import TABLE, WOOD, approve
 from tests.parallel.scheduling import NOW
-from tests.parallel.stand_in_story import Place, StandInBackend
+from tests.parallel.stand_in_story import Place, replace_trainers
 
 pytestmark = pytest.mark.usefixtures("unchanged_sigterm")
 AT_ONCE = ("--retry_backoff=0", "--scheduler_poll_interval=0.2")
@@ -44,7 +44,7 @@ def begun(tmp_path_factory):
 @pytest.fixture
 def place(begun, tmp_path, monkeypatch):
     """A copy of that graph."""
-    monkeypatch.setattr(training, "TrainingBackend", StandInBackend)
+    replace_trainers(monkeypatch.setattr)
     return copied(begun, tmp_path)
 
 
@@ -168,7 +168,7 @@ def test_a_skill_that_was_trained_on_in_vain_keeps_its_expert(place, capsys, ord
 
 
 def test_a_skill_starts_only_on_needs_of_enough_success(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(training, "TrainingBackend", StandInBackend)
+    replace_trainers(monkeypatch.setattr)
     place = Place(tmp_path)
     place.order({WOOD: {"success_rate": 0.06}})
     assert train(place, target=TABLE) == 1
