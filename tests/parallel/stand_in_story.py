@@ -19,7 +19,7 @@ from flowrl.experts.store import ExpertStore
 from flowrl.launchers import sandbox
 from flowrl.launchers.base import Job
 from flowrl.launchers.sandbox import Confinement
-from flowrl.parallel import skill_sources, training
+from flowrl.parallel import scheduler, skill_sources, training
 from flowrl.parallel.events import RunRequest
 from flowrl.parallel.training_backend import TrainingBackend
 from flowrl.parallel.training_setup import PreparedRun
@@ -28,6 +28,7 @@ from tests.waiting import limit
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_SECONDS = limit(120.0)
+LOOK_SECONDS = 0.1  # between two looks for requests; a user waits up to a second
 
 
 class StandInBackend(TrainingBackend):
@@ -123,10 +124,14 @@ def ended(daemon: subprocess.Popen[str]) -> tuple[int, str]:
 
 
 def replace_trainers(replace: Callable[[Any, str, Any], object]) -> None:
-    """Let this process train by stand-ins, and not try bubblewrap, which confines none of them."""
+    """Let this process train by stand-ins, and not try bubblewrap, which confines none of them.
+
+    It looks for requests more often, as each test that sends one waits for it.
+    """
     replace(training, "TrainingBackend", StandInBackend)
     for module in (sandbox, skill_sources):
         replace(module, "confinement", lambda *_, **__: Confinement())
+    replace(scheduler, "_LOOK_SECONDS", LOOK_SECONDS)
 
 
 if __name__ == "__main__":
