@@ -23,7 +23,7 @@ from flowrl.runs import read_run
 from flowrl.skills.graph import SkillGraph
 from tests.launchers.conftest import nothing_survives, server_folder, until  # noqa: F401
 from tests.parallel.making import GRAPH, LIBRARY, PICKAXE, SWORD, TABLE, WOOD, make_skill
-from tests.parallel.stand_in_story import Place, StandInBackend, ended
+from tests.parallel.stand_in_story import REAL_READERS, Place, StandInBackend, ended
 
 STONE = "Collect Stone"
 TO_PICKAXE = f"--target_skill={PICKAXE}"  # collect wood, place a table, make the pickaxe
@@ -34,7 +34,8 @@ BOTH = [pytest.param(LOCAL, id="local"), pytest.param(TMUX, id="tmux", marks=_TM
 
 
 @pytest.fixture
-def place(tmp_path, server_folder):  # noqa: F811
+def place(tmp_path, server_folder, monkeypatch):  # noqa: F811
+    monkeypatch.setenv(REAL_READERS, "1")
     place = Place(tmp_path)
     yield place
     place.end()

@@ -21,7 +21,7 @@ from tests.parallel import making
 from tests.parallel.faults import killed_at
 from tests.parallel.making import TABLE, WOOD, approve
 from tests.parallel.scheduling import NOW
-from tests.parallel.stand_in_story import Place, replace_trainers
+from tests.parallel.stand_in_story import Place, read_stand_ins, replace_trainers
 
 pytestmark = pytest.mark.usefixtures("unchanged_sigterm")
 AT_ONCE = ("--retry_backoff=0", "--scheduler_poll_interval=0.2")
@@ -45,6 +45,7 @@ def begun(tmp_path_factory):
 def place(begun, tmp_path, monkeypatch):
     """A copy of that graph."""
     replace_trainers(monkeypatch.setattr)
+    read_stand_ins(monkeypatch.setattr)
     return copied(begun, tmp_path)
 
 
