@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -62,6 +63,12 @@ class Place:
         self.graph_paths = GraphPaths(folder / "graph")
         self.daemons: list[subprocess.Popen[str]] = []
         self.order()
+
+    def copied(self, folder: Path) -> Place:
+        """A copy of this place, in which no daemon runs."""
+        copy = Place(folder)
+        shutil.copytree(self.folder, folder, dirs_exist_ok=True)
+        return copy
 
     def order(self, orders: Mapping[str, Mapping[str, Any]] | None = None) -> None:
         """Say how the runs of each skill go; see `stand_in.Order`."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -46,13 +45,7 @@ def place(begun, tmp_path, monkeypatch):
     """A copy of that graph."""
     replace_trainers(monkeypatch.setattr)
     read_stand_ins(monkeypatch.setattr)
-    return copied(begun, tmp_path)
-
-
-def copied(place: Place, folder: Path) -> Place:
-    copy = Place(folder)
-    shutil.copytree(place.folder, folder, dirs_exist_ok=True)
-    return copy
+    return begun.copied(tmp_path)
 
 
 def train(place: Place, *flags: str, target: str = WOOD) -> int:
@@ -291,7 +284,7 @@ def task_reward(inventory_diff):
 @pytest.fixture(scope="module")
 def begun_two(begun, tmp_path_factory):
     """A graph where Collect Wood has 90 %, and Place Table is trained, too."""
-    place = copied(begun, tmp_path_factory.mktemp("two"))
+    place = begun.copied(tmp_path_factory.mktemp("two"))
     place.order({WOOD: {"success_rate": 0.9}})
     ask_for_more(place)
     assert place.run(*IN_TURN, f"--target_skill={TABLE}")[0] == 0
@@ -302,7 +295,7 @@ def begun_two(begun, tmp_path_factory):
 def changed(place, begun_two, tmp_path):
     """The folder of a changed Collect Wood; `place` is a copy of the graph of two skills."""
     shutil.rmtree(place.folder / "graph")
-    copied(begun_two, place.folder)
+    begun_two.copied(place.folder)
     folder = tmp_path / "changed"
     folder.mkdir()
     (folder / "wood.py").write_text(CHANGED)

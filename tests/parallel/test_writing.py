@@ -33,12 +33,19 @@ def endpoint(monkeypatch):
         yield scripted(found, FIRST)
 
 
-@pytest.fixture
-def place(tmp_path):
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory):
     """A graph with one trained skill, and the approval that the dry run would give."""
-    place = Place(tmp_path)
+    place = Place(tmp_path_factory.mktemp("begun"))
     assert place.run("--launcher=local", f"--target_skill={WOOD}")[0] == 0
     approve(place.graph_paths.root)
+    return place
+
+
+@pytest.fixture
+def place(begun, tmp_path):
+    """A copy of that graph."""
+    place = begun.copied(tmp_path)
     yield place
     place.end()
 
