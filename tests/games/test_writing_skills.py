@@ -7,15 +7,13 @@ import os
 import subprocess
 import sys
 
-import pytest
-
 from flowrl.experts.manifest import read as read_manifest
 from flowrl.paths import GraphPaths
 from tests.games.test_a_game_of_ones_own import FLAGS, installed
-from tests.judging.endpoint import KEY, FakeEndpoint, serving
+from tests.judging.endpoint import KEY, FakeEndpoint, needs_openai, serving
 from tests.llm.making import amounts, contract, rewards, scripted
 
-openai = pytest.importorskip("openai", reason="the extra 'llm' is not installed")
+pytestmark = needs_openai
 DONE = "def task_is_done(inventory):\n    return inventory.berry >= 2\n"
 REWARD = (
     "def task_reward(inventory_diff, cell_diff):\n    return inventory_diff.berry + 0.1 * cell_diff"

@@ -14,13 +14,13 @@ from flowrl import notices
 from flowrl.errors import EXIT_INTERRUPTED, EXIT_USAGE
 from flowrl.llm.transcript import NEXT, Answered, Begun, Ended, read_events
 from flowrl.parallel.writing import WRITING
-from tests.judging.endpoint import KEY, FakeEndpoint, serving
+from tests.judging.endpoint import KEY, FakeEndpoint, needs_openai, serving
 from tests.llm.making import amounts, approve, contract, rewards, scripted
 from tests.parallel.making import TABLE, WOOD
 from tests.parallel.stand_in_story import Place, ended
 from tests.waiting import until
 
-openai = pytest.importorskip("openai", reason="the extra 'llm' is not installed")
+pytestmark = needs_openai
 FIRST = (contract(), rewards())
 SECOND = (contract("Fell More", gain=amounts({"beams": "n"})), rewards())
 GIVEN_UP = contract("Fell None", gain=[])
