@@ -35,8 +35,7 @@ from tests.launchers.test_runner import small_cgroup
 from tests.machine import program
 from tests.waiting import limit
 
-HERE = sandbox.confinement("auto", Path("/nowhere"))
-needs_bubblewrap = pytest.mark.skipif(HERE.program is None, reason=HERE.described)
+needs_bubblewrap = pytest.mark.usefixtures("bubblewrap")
 # What an unconfined trainer of another user than root may not do either, by the kernel's rules.
 UNPRIVILEGED = {"open_a_setting_of_the_kernel", "make_a_user_namespace", "change_python"}
 NOBODY = 65534

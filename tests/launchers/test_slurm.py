@@ -19,7 +19,7 @@ from flowrl.paths import JobPaths
 from tests.launchers.conftest import READY, SAVING, SLEEP, end_of, signal_to, start_of, until
 from tests.launchers.slurm_cluster import Cluster, cluster, missing
 from tests.machine import program
-from tests.parallel.test_shared_folder import hosts_can_be_made
+from tests.parallel.test_shared_folder import needs_hosts
 
 pytestmark = [
     pytest.mark.skipif(bool(missing()), reason=missing()),
@@ -227,7 +227,7 @@ def test_a_launch_that_comes_late_starts_nothing(launcher, make_job):
     assert not (job.folder / "ran").exists()
 
 
-@pytest.mark.skipif(not hosts_can_be_made(), reason="unshare is not allowed here")
+@needs_hosts
 def test_a_host_that_does_not_see_the_graphs_folder_is_named_with_the_remedy(broken, make_job):
     job = make_job(QUICK)
     broken.kill("slurmd.n2")

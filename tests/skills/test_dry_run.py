@@ -16,7 +16,6 @@ import pytest
 
 from flowrl.errors import LaunchError
 from flowrl.games.base import find_game
-from flowrl.launchers.sandbox import confinement
 from flowrl.runs import CodeApproval
 from flowrl.skills.skill import parse_skill, skill_from_data
 from flowrl.skills.validation import dry_run
@@ -26,8 +25,6 @@ from tests.envs.making import CLASSIC, FULL
 from tests.skills.hostile import reward
 from tests.skills.making import skill_text
 
-HERE = confinement("auto")
-needs_bubblewrap = pytest.mark.skipif(HERE.program is None, reason=HERE.described)
 QUICK = Limits(seconds=3.0, megabytes=512)
 ENDLESS = "while True:\n    pass"
 GREEDY = "x = []\nwhile True:\n    x += [n] * 1000000"
@@ -247,8 +244,7 @@ def test_the_process_has_an_environment_and_a_folder_of_its_own(monkeypatch):
     assert facts["start_new_session"]
 
 
-@needs_bubblewrap
-def test_a_confined_dry_run_reaches_no_file_and_ends_for_the_same_reasons(tmp_path):
+def test_a_confined_dry_run_reaches_no_file_and_ends_for_the_same_reasons(tmp_path, bubblewrap):
     secret = tmp_path / "secret.npy"
     np.save(secret, np.ones(3))
     body = f"return jnp.load('{secret}').sum() * 1.0"
@@ -256,7 +252,7 @@ def test_a_confined_dry_run_reaches_no_file_and_ends_for_the_same_reasons(tmp_pa
     codes = [code_of(reward(text)) for text in (body, ENDLESS, cut)]
     unbound, _ = try_codes(codes[:1] * 2, QUICK)
     assert not isinstance(unbound, str), "or else this would show nothing"
-    read, endless, written = try_codes(codes, QUICK, confine=HERE.in_folder)
+    read, endless, written = try_codes(codes, QUICK, confine=bubblewrap.in_folder)
     assert "FileNotFoundError" in str(read)
     assert "FileNotFoundError" in str(written)
     assert np.load(secret).tolist() == [1, 1, 1]
