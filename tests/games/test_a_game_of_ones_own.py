@@ -58,6 +58,16 @@ for changed in ({"digests": digests}, {"world_key": episodes[6].world_key.repeat
         print(error)
 """
 
+DRAWS = """
+import sys
+from flowrl import cli
+
+graph, *pictures = sys.argv[1:]
+metric = ("--metric", "episodes", "--x", "minutes")
+for words, picture in zip(((), ("Bake Pie",), ("Bake Pie", *metric)), pictures, strict=True):
+    assert cli.main(["plot", graph, *words, "-o", picture]) == 0
+"""
+
 
 @pytest.fixture
 def run(tmp_path):
@@ -98,25 +108,22 @@ def test_a_game_of_ones_own_is_checked_trained_and_evaluated(run, tmp_path):
         *("Pick Berry", "Bake Pie"),
     ]
 
-    film = tmp_path / "film.mp4"
-    shown = run("-m", "flowrl.cli", "play", graph, "Bake Pie", "-o", film, "--episodes=3")
-    assert shown.returncode == 0, shown.stderr
-    assert film.read_bytes()[4:8] == b"ftyp"
-    assert f"{film}: " in shown.stdout
-
     repeated = run("-c", REPLAYS, graph)
     assert repeated.returncode == 0, repeated.stderr
     assert "recorded episode 7 departs from its record at timestep 2: other" in repeated.stdout
     assert "recorded episode 7 has keys of 4 words, which this JAX does not" in repeated.stdout
+    film = tmp_path / "film.mp4"
     shown = run("-m", "flowrl.cli", "play", graph, "Bake Pie", "-o", film, "--recorded")
     assert shown.returncode == 0, shown.stderr
+    assert film.read_bytes()[4:8] == b"ftyp"
+    assert f"{film}: " in shown.stdout
 
-    metric = ("--metric", "episodes", "--x", "minutes")
-    for words in ((), ("Bake Pie",), ("Bake Pie", *metric), ("--graph",)):
-        picture = tmp_path / "picture.svg"
-        drawn = run("-m", "flowrl.cli", "plot", graph, *words, "-o", picture)
-        assert drawn.returncode == 0, drawn.stderr
-        assert "Bake Pie" in picture.read_text()
+    pictures = [tmp_path / f"picture{number}.svg" for number in range(4)]
+    drawn = run("-m", "flowrl.cli", "plot", graph, "--graph", "-o", pictures[3])
+    assert drawn.returncode == 0, drawn.stderr
+    drawn = run("-c", DRAWS, graph, *pictures[:3])
+    assert drawn.returncode == 0, drawn.stderr
+    assert all("Bake Pie" in picture.read_text() for picture in pictures)
 
     changed, berry = tmp_path / "changed", HERE / "tiny_skills" / "00_pick_berry.py"
     changed.mkdir()
