@@ -13,13 +13,14 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from pathlib import Path
 
 import pytest
 from hatchling.builders.wheel import WheelBuilder
 
 from flowrl.experts.manifest import read as read_manifest
 from flowrl.paths import GraphPaths
-from tests.games.installing import HERE, installed
+from tests.games.installing import HERE, forget_games, installed
 
 FLAGS = (
     *("--env_name=Tiny-v1", "--launcher=local", "--no_use_wandb", "--max_nodes=2"),
@@ -211,27 +212,43 @@ def test_an_unknown_game_is_refused_with_all_that_are_installed(run, tmp_path):
     assert "(no_such_module:CHESS) cannot be loaded: ModuleNotFoundError" in refused.stderr
 
 
+def cannot_be_loaded(folder: Path, why: str) -> str:
+    where = rf"\({re.escape(str(folder))}/tiny_game.py:2\)"
+    return rf"the game 'Tiny-v1' \(tiny_game:TINY\) cannot be loaded: {why} {where}; "
+
+
 @pytest.mark.parametrize(
     ("code", "why"),
     [
         ("import gymnaxx\n", r"ModuleNotFoundError: No module named 'gymnaxx'"),
         ("TINY = Gane()\n", r"NameError: name 'Gane' is not defined"),
-        ("TINY = (\n", r"SyntaxError: '\(' was never closed"),
         ("int('x')\n", r"ValueError: invalid literal for int\(\) .*"),
         ("from flowrl.games.base import Game; Game(name='x')\n", r"TypeError: .* missing .*"),
     ],
-    ids=["import", "name", "syntax", "value", "field"],
+    ids=["import", "name", "value", "field"],
 )
-def test_a_game_that_cannot_be_loaded_is_told_with_its_error_and_place(tmp_path, code, why):
-    path = installed(tmp_path).replace(str(HERE), str(tmp_path))
+def test_a_game_that_cannot_be_loaded_is_told_with_its_error_and_place(
+    tmp_path, monkeypatch, flowrl, code, why
+):
+    for place in installed(tmp_path).replace(str(HERE), str(tmp_path)).split(os.pathsep)[:2]:
+        monkeypatch.syspath_prepend(place)
     (tmp_path / "tiny_game.py").write_text(f"x = 1\n{code}")
+    forget_games()
+    try:
+        said = flowrl("check", "--game=Tiny-v1", code=2).err
+    finally:
+        forget_games()
+    assert re.search(cannot_be_loaded(tmp_path, why), said), said
+
+
+def test_a_game_that_is_no_python_is_told_without_a_traceback(tmp_path):
+    env = {**os.environ, "PYTHONPATH": installed(tmp_path).replace(str(HERE), str(tmp_path))}
+    (tmp_path / "tiny_game.py").write_text("x = 1\nTINY = (\n")
     words = (sys.executable, "-m", "flowrl.cli", "check", "--game=Tiny-v1")
-    env = {**os.environ, "PYTHONPATH": path}
     refused = subprocess.run(words, env=env, text=True, capture_output=True, check=False)
     assert refused.returncode == 2, refused.stderr
-    where = rf"\({re.escape(str(tmp_path))}/tiny_game.py:2\)"
-    told = rf"the game 'Tiny-v1' \(tiny_game:TINY\) cannot be loaded: {why} {where}; "
-    assert re.search(told, refused.stderr), refused.stderr
+    why = r"SyntaxError: '\(' was never closed"
+    assert re.search(cannot_be_loaded(tmp_path, why), refused.stderr), refused.stderr
     assert "Traceback" not in refused.stderr
 
 
