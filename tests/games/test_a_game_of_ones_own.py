@@ -311,6 +311,7 @@ def test_odd_paths_lead_to_the_same_graph(tmp_path):
     socket = ("tmux", "-S", str(tmp_path / "socket"))
     subprocess.run((*socket, "new-session", "-d", "-s", "other"), cwd=away, check=True)
     words = [*("-m", "flowrl.bottomup_parallel", "sub/..//./link/../a graph"), *FLAGS]
+    words += ["--total_timesteps=4k", "--min_success_rate=0"]
     words += ["--launcher=tmux", f"--tmux_socket={here}/sub/../../socket", "--max_nodes=1"]
     words += ["--skills_dir", "link/../my skills", "--target_skill", "Take Berry"]
     try:
