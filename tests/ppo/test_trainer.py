@@ -514,26 +514,26 @@ def cache(tmp_path):
 
 
 def test_a_run_by_kept_programs_is_that_of_a_run_that_traces(run_paths, monkeypatch, cache):
-    found = []
-    for folder in (None, cache / "programs", cache / "programs"):
+    """Also of a run that keeps them, is stopped, and goes on by what was kept."""
+    found, kept = [], cache / "programs"
+    starts = (
+        (None, StopSignal(), 0),
+        (kept, Countdown(2), EXIT_RESUMABLE),
+        (kept, StopSignal(), 0),
+        (kept, StopSignal(), 0),
+    )
+    for folder, stop, code in starts:
         env = Watched()
         monkeypatch.setattr(
             trainer, "open_env", partial(opened, lambda e=env: e, ProgramCache(folder))
         )
-        trainer.run(config_of(run_paths, compile_cache=cache), StopSignal())
-        found.append((finals(run_paths), env.traced))
-    assert [traced for _, traced in found] == [True, True, False]
-    assert same(found[0][0], found[1][0])
-    assert same(found[0][0], found[2][0])
-
-
-def test_a_run_by_kept_programs_is_stopped_and_goes_on(run_paths, monkeypatch, cache):
-    for stop, code in ((Countdown(2), EXIT_RESUMABLE), (StopSignal(), 0)):
-        env, kept = Watched(), ProgramCache(cache / "programs")
-        monkeypatch.setattr(trainer, "open_env", partial(opened, lambda e=env: e, kept))
         assert trainer.run(config_of(run_paths, compile_cache=cache), stop) == code
-    assert not env.traced
-    assert runs.read_result(run_paths).updates == 5
+        if code == 0:
+            assert runs.read_result(run_paths).updates == 5
+        found.append((finals(run_paths) if code == 0 else None, env.traced))
+    assert [traced for _, traced in found] == [True, True, False, False]
+    assert same(found[0][0], found[2][0])
+    assert same(found[0][0], found[3][0])
 
 
 class Recording(Listing):
