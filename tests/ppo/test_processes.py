@@ -16,6 +16,7 @@ from flowrl import runs
 from flowrl.command_line import parse
 from flowrl.errors import EXIT_RESUMABLE, EXIT_USAGE, ConfigError
 from flowrl.experts import checkpoint
+from flowrl.ppo.processes import common_digest
 from flowrl.ppo_flow import refuse_used_port
 from flowrl.runs import TrainConfig
 from tests.ppo.chaos_pair import FRAMES, begin, ended, follower_of, lives, one_of_two
@@ -80,21 +81,37 @@ def test_a_process_that_compiles_40_seconds_longer_is_waited_for(run_paths, proc
     assert runs.read_result(run_paths).updates == 6
 
 
-@pytest.mark.parametrize("flag", ["--lr=0.1", "--lr=0.001"])
-def test_processes_that_differ_are_all_refused(run_paths, tmp_path, flag):
+def test_processes_that_differ_are_all_refused(run_paths, tmp_path):
     other = run_folder(tmp_path / "other")
-    if flag == "--lr=0.001":  # the default: the modules differ alone
-        other.module.write_text(other.module.read_text() + "# another\n")
+    other.module.write_text(other.module.read_text() + "# another\n")
     where = ("--num_processes=2", f"--coordinator={free_port()}", "--num_devices=2")
     both = [
         begin(run_paths.folder, *where, "--process_id=0"),
-        begin(other.folder, *where, "--process_id=1", flag),
+        begin(other.folder, *where, "--process_id=1"),
     ]
     for code, said in map(ended, both):
         assert code == EXIT_USAGE, said
         (line,) = errors(said)
         assert "the 2 processes have different command lines, modules or sources; start all" in line
         assert "Traceback" not in said
+
+
+def test_processes_differ_by_their_flags_their_modules_and_their_records(run_paths):
+    def digest(*flags: str) -> str:
+        words = [f"--module_path={run_paths.module}", "--num_processes=2", *flags]
+        return common_digest(parse(TrainConfig, words))
+
+    first, module = digest(), run_paths.module.read_text()
+    where = ("--coordinator=127.0.0.1:9", "--process_id=1")
+    assert digest(*where[:1]) == digest(*where)
+    others = {digest("--lr=0.1"), digest(*where)}
+    run_paths.module.write_text(f"{module}# another\n")
+    others.add(digest())
+    run_paths.module.write_text(module)
+    assert digest() == first
+    run_paths.run_json.write_text("{}")
+    others.add(digest())
+    assert len(others - {first}) == 4
 
 
 @pytest.mark.parametrize("stopped", [0, pytest.param(1, marks=pytest.mark.slow)])
