@@ -36,8 +36,9 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ask Slurm every second."""
+    """Ask Slurm every second, and wait for one beat where users wait for two."""
     monkeypatch.setattr(remote, "LISTED_SECONDS", 1.0)
+    monkeypatch.setattr(remote, "_STILL_SECONDS", 6.0)
 
 
 @pytest.fixture
