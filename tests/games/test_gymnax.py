@@ -56,13 +56,16 @@ def test_a_new_game_s_skill_ends_within_an_episode(gymnax, tmp_path, monkeypatch
         assert timesteps == 100 < params.max_steps_in_episode
         return
     engine = game(name, library_folder=NOWHERE).make()
-    worlds = jax.vmap(engine.reset)(jax.random.split(jax.random.key(0), 64))
-    over, ended = jax.vmap(engine.is_over)(worlds), []
-    for number in range(100):
+    reset, step, is_over = (
+        jax.jit(jax.vmap(each)) for each in (engine.reset, engine.step, engine.is_over)
+    )
+    worlds = reset(jax.random.split(jax.random.key(0), 64))
+    over, ended = is_over(worlds), []
+    for number in range(timesteps + 1):
         keys = jax.random.split(jax.random.key(number), 64)
         actions = jax.random.randint(jax.random.key(number), 64, 0, SIZES[name][1])
-        worlds, _ = jax.vmap(engine.step)(keys, worlds, actions)
-        over |= jax.vmap(engine.is_over)(worlds)
+        worlds, _ = step(keys, worlds, actions)
+        over |= is_over(worlds)
         ended.append(bool(over.any()))
     assert ended.index(True) == timesteps, "an episode goes on for so long, and no longer"
     assert over.all()
