@@ -158,8 +158,13 @@ def test_without_gymnax_a_line_says_what_to_install(monkeypatch):
 
 
 @pytest.mark.timeout(900)
-def test_a_new_game_is_checked_trained_and_taken_out(gymnax, tmp_path):
-    """The package as it is written, found by its entry point; its skill is learned."""
+@pytest.mark.parametrize(
+    ("frames", "success"),
+    [("1e5", 0.3), pytest.param("4e5", 0.7, marks=pytest.mark.slow)],
+    ids=["begun", "learned"],
+)
+def test_a_new_game_is_checked_trained_and_taken_out(gymnax, tmp_path, frames, success):
+    """The package as it is written, found by its entry point; random play hardly ever succeeds."""
     package = tmp_path / "balance_v1"
     written = subprocess.run(
         words("new", "game", "Balance-v1"), cwd=tmp_path, text=True, capture_output=True, check=True
@@ -175,9 +180,9 @@ def test_a_new_game_is_checked_trained_and_taken_out(gymnax, tmp_path):
 
     run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", package)
     graph = tmp_path / "graph"
-    run(*words("train", graph, "--env_name=Balance-v1", "--total_timesteps=4e5", *FLAGS))
+    run(*words("train", graph, "--env_name=Balance-v1", f"--total_timesteps={frames}", *FLAGS))
     shown = run(*words("evaluate", graph, "Hold On", "--episodes=100", "--json"))
-    assert json.loads(shown)["steps"][0]["success_rate"] > 0.7
+    assert json.loads(shown)["steps"][0]["success_rate"] > success
     run(*words("export", graph, "-o", tmp_path / "agent"))
     acting = f"import flowrl\nagent = flowrl.load_agent({str(tmp_path / 'agent')!r})\n"
     run(sys.executable, "-c", acting + "assert len([*agent.play('Hold On', seed=0)]) > 30\n")
