@@ -96,12 +96,12 @@ def test_skills_train_one_after_another_when_each_needs_the_last(place, launcher
     assert list(place.graph_paths.training_runs.glob("skill_*")) == []
 
 
-def test_experts_0_5_10_and_50_become_five_networks_with_the_new_one(place, launcher):
+def test_experts_0_5_10_and_50_become_five_networks_with_the_new_one(place):
     items = {0: "i", 5: "ii", 10: "iii", 50: "iv"}
     providers = {number: make_skill(f"Skill {item}", gain=item) for number, item in items.items()}
     last = make_skill("Last", needs=tuple(items.values()), gain="last")
     place.order({"Last": {"acted": {"0": 1, "5": 2, "10": 3, "50": 4, "51": 10}}})
-    with scheduler_of(place, launcher, [], max_parallel_skills=4) as daemon:
+    with scheduler_of(place, LocalLauncher(), [], max_parallel_skills=4) as daemon:
         graph = SkillGraph([*providers.values(), last])
         daemon.set_callbacks(backend=StandInBackend(place.graph_paths, BottomUpConfig(), graph))
         for number, skill in providers.items():
@@ -117,7 +117,7 @@ def test_experts_0_5_10_and_50_become_five_networks_with_the_new_one(place, laun
 
 
 @pytest.mark.parametrize("first", [PICKAXE, SWORD])
-def test_of_two_runs_that_train_one_expert_the_longer_one_counts(place, launcher, first):
+def test_of_two_runs_that_train_one_expert_the_longer_one_counts(place, first):
     """50M frames, then 80M more in one run and 100M more in another: 150M, in any order."""
     million = 1_000_000
     place.order(
@@ -135,7 +135,7 @@ def test_of_two_runs_that_train_one_expert_the_longer_one_counts(place, launcher
         merged.append((skill, place.experts()[0][1]))
         place.open(second if skill == first else first if skill == TABLE else "")
 
-    with scheduler_of(place, launcher, skills, max_parallel_skills=2) as daemon:
+    with scheduler_of(place, LocalLauncher(), skills, max_parallel_skills=2) as daemon:
         daemon.set_callbacks(on_skill_complete=on_skill_complete)
         assert daemon.run().complete
     assert most_at_once(place) == 2
