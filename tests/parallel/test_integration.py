@@ -25,7 +25,7 @@ from tests.launchers.conftest import nothing_survives, server_folder, until  # n
 from tests.parallel.making import GRAPH, LIBRARY, PICKAXE, SWORD, TABLE, WOOD, make_skill
 from tests.parallel.stand_in_story import REAL_READERS, Place, StandInBackend, ended
 
-STONE = "Collect Stone"
+STONE, SAPLING = "Collect Stone", "Collect Sapling"
 TO_PICKAXE = f"--target_skill={PICKAXE}"  # collect wood, place a table, make the pickaxe
 LOCAL = ("--launcher=local", "--retry_backoff=0.05")
 TMUX = ("--launcher=tmux", "--tmux_socket=test", "--retry_backoff=0.05")
@@ -200,8 +200,8 @@ def test_an_attempt_that_failed_is_tried_again_and_merged_once(place):
 
 
 def test_a_request_to_retry_reaches_a_daemon_that_is_up(place):
-    place.order({PICKAXE: {"fails": 99}, SWORD: {"gate": "gate"}})
-    flags = (f"--max_nodes={len(up_to(SWORD))}", "--max_retries=0")
+    place.order({PICKAXE: {"fails": 99}, SAPLING: {"gate": "gate"}})
+    flags = (f"--max_nodes={len(up_to(PICKAXE))}", "--max_retries=0")
     daemon = place.start(*LOCAL, *flags, "--scheduler_poll_interval=600")
     until(lambda: place.statuses().get(PICKAXE) == "failed", seconds=60)
     place.order()
