@@ -181,9 +181,9 @@ def test_a_skill_starts_only_on_needs_of_enough_success(tmp_path, monkeypatch, c
 POINTS = [
     "scheduler.prepared",
     "scheduler.launched",
-    "commit.published",
+    pytest.param("commit.published", marks=pytest.mark.slow),
     "commit.swapped",
-    "scheduler.merged",
+    pytest.param("scheduler.merged", marks=pytest.mark.slow),
     "merge.archived",
 ]
 
@@ -345,8 +345,17 @@ def test_a_retraining_in_vain_keeps_the_former_expert(place, changed, capsys):
     assert "training anew has changed nothing: exit 7" in row(place, capsys)["why"]
 
 
-@pytest.mark.parametrize("point", ["scheduler.prepared", "scheduler.launched", "merge.committed"])
-@pytest.mark.parametrize("state", ["kept", "lost"])
+@pytest.mark.parametrize(
+    ("state", "point"),
+    [
+        ("kept", "scheduler.prepared"),
+        pytest.param("kept", "scheduler.launched", marks=pytest.mark.slow),
+        ("kept", "merge.committed"),
+        pytest.param("lost", "scheduler.prepared", marks=pytest.mark.slow),
+        ("lost", "scheduler.launched"),
+        ("lost", "merge.committed"),
+    ],
+)
 def test_a_killed_scheduler_goes_on_retraining(place, changed, point, state):
     place.order({WOOD: {"success_rate": 0.4}})
     assert retrain(place, changed) == 0
