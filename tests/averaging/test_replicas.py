@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -271,14 +272,24 @@ OTHERS = [
 ]
 
 
-@pytest.mark.parametrize("change", OTHERS, ids=lambda change: "_".join(map(str, change)))
-def test_a_run_goes_on_with_other_settings_of_rounds(tmp_path, change):
-    config = config_of(2, 6)
-    run = Run(tmp_path, config, "0=slow")
-    until((tmp_path / "seen" / "2.json").exists, every=AT_ONCE)
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory):
+    """The folder of a run that is killed in its midst."""
+    folder = tmp_path_factory.mktemp("begun")
+    run = Run(folder, config_of(2, 6), "0=slow")
+    until((folder / "seen" / "2.json").exists, every=AT_ONCE)
+    pids = [run.pid(0), run.pid(1)]
     run.averager.kill()
     run.averager.communicate()
-    known = len(run.seen())
+    until(lambda: not any(Path(f"/proc/{pid}/exe").exists() for pid in pids))
+    return folder
+
+
+@pytest.mark.parametrize("change", OTHERS, ids=lambda change: "_".join(map(str, change)))
+def test_a_run_goes_on_with_other_settings_of_rounds(begun, tmp_path, change):
+    config = config_of(2, 6)
+    shutil.copytree(begun, tmp_path, dirs_exist_ok=True)
+    known = len([*(tmp_path / "seen").glob("*.json")])
     other = Run(tmp_path, replace(config, **change))
     assert other.ended()[0] == 0
     last = other.seen()[-1]
