@@ -112,15 +112,17 @@ def test_a_run_says_what_it_is_trained_with_and_status_shows_it(tmp_path, flowrl
     assert "Place Table: total_timesteps 2000 (command line)" in shown
 
 
-def trained(tmp_path) -> Place:
-    place = Place(tmp_path)
-    code, said = place.run("--target_skill", WOOD)
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory) -> Place:
+    """A graph with one trained skill."""
+    place = Place(tmp_path_factory.mktemp("begun"))
+    code, said = place.run("--target_skill", WOOD, "--launcher=local")
     assert code == 0, said
     return place
 
 
-def test_a_graph_without_a_record_is_what_its_runs_say(tmp_path):
-    place = trained(tmp_path)
+def test_a_graph_without_a_record_is_what_its_runs_say(begun, tmp_path):
+    place = begun.copied(tmp_path)
     place.graph_paths.graph_json.unlink()
     check_graph_record(place.graph_paths, PPOConfig())
     with pytest.raises(ConfigError, match=r"begun with --layer_size 64, not .* 32 \(its runs"):
@@ -131,8 +133,8 @@ def test_a_graph_without_a_record_is_what_its_runs_say(tmp_path):
     assert place.graph_paths.graph_json.exists()
 
 
-def test_a_damaged_record_is_named_by_fsck_which_sets_it_aside(tmp_path, flowrl):
-    place = trained(tmp_path)
+def test_a_damaged_record_is_named_by_fsck_which_sets_it_aside(begun, tmp_path, flowrl):
+    place = begun.copied(tmp_path)
     path = place.graph_paths.graph_json
     path.write_text(path.read_text().replace("64", "65"))
     with pytest.raises(FileRefusedError, match=r"graph\.json is damaged.* fsck .* --repair, which"):
