@@ -141,7 +141,7 @@ def scheduler_stopped(place: ChaosPlace, chance: random.Random):
 def slot_given(place: ChaosPlace, chance: random.Random):
     """A run that holds the only slot while a skill waits: it gives it and goes on afterwards."""
     place.order({WOOD: {"gate": "gate", "update_seconds": 0.1}})
-    daemon = place.start("--max_nodes=2", "--max_parallel_skills=1", "--slot_minutes=0.06")
+    daemon = place.start("--max_nodes=2", "--max_parallel_skills=1", "--slot_minutes=0.03")
     began = time.monotonic()
     place.comes_to("Collect Sapling", "completed")
     millis = millis_since(began)
