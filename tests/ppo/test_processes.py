@@ -130,13 +130,18 @@ def test_a_stop_of_one_process_stops_all_and_the_run_goes_on(run_paths, stopped)
     assert (result.updates, result.frames) == (before + 3, (before + 3) * FRAMES)
 
 
-def test_a_process_that_is_killed_ends_the_other_with_85(run_paths):
+def test_a_process_that_is_killed_ends_the_other_with_85_and_the_run_goes_on(run_paths):
     trainer = begin(run_paths.folder, "--num_processes=2", *FOREVER)
     os.kill(training(run_paths, trainer), signal.SIGKILL)
     code, said = ended(trainer)
     assert code == EXIT_RESUMABLE
     assert "another process of this run is lost" in said.splitlines()[-1]
     assert "Traceback" not in said
+    whole = (updates(run_paths) + 3) * FRAMES
+    again = begin(run_paths.folder, "--num_processes=2", *FOREVER, f"--total_timesteps={whole}")
+    assert ended(again)[0] == 0
+    result = runs.read_result(run_paths)
+    assert result.frames == sum(expert.acted for expert in result.experts) == whole
 
 
 def test_no_process_outlives_the_one_that_started_it(run_paths):
@@ -185,9 +190,8 @@ def test_every_process_has_a_device_unless_more_are_asked_for():
     assert devices("--num_processes=2", "--num_devices=4") == 4
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_run_of_two_processes_is_whole_after_a_fault_at_a_random_instant(tmp_path, number):
     (found,) = one_of_two(tmp_path, random.Random(4), number)
     assert (found.lost, found.merged_twice, found.left_over) == (0, 0, 0), found
