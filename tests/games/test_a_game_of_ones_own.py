@@ -20,6 +20,9 @@ from hatchling.builders.wheel import WheelBuilder
 
 from flowrl.experts.manifest import read as read_manifest
 from flowrl.paths import GraphPaths
+from flowrl.skills.skill import load_library
+from flowrl.skills.validation.cache import shipped
+from flowrl.skills.validation.dry_run import SkillCode
 from tests.games.installing import HERE, forget_games, installed
 
 FLAGS = (
@@ -167,6 +170,7 @@ def test_the_wheel_of_the_tiny_game_has_all_of_it(tmp_path, monkeypatch):
     [wheel] = WheelBuilder(str(HERE)).build(directory=str(tmp_path))
     site = tmp_path / "site"
     zipfile.ZipFile(wheel).extractall(site)
+    assert (site / "tiny_skills" / "approvals.json").exists()
     monkeypatch.setenv("PYTHONPATH", str(site))
     words = (sys.executable, "-m", "flowrl.cli", "check", str(site / "tiny_skills"), "--no_trace")
     checked = subprocess.run(words, text=True, capture_output=True, check=False)
@@ -323,3 +327,9 @@ def test_odd_paths_lead_to_the_same_graph(tmp_path):
     assert trained.returncode == 0, trained.stderr
     manifest = tmp_path / "far" / "a graph" / "checkpoints" / "global_latest.json"
     assert "Take Berry" in manifest.read_text()
+
+
+def test_the_approvals_of_the_tiny_game_are_those_of_its_skills_today(tiny_game):
+    """When this fails: `python scripts/write_approvals.py Tiny-v1`, where it is installed."""
+    codes = [SkillCode.of(skill, "Tiny-v1") for skill in load_library("Tiny-v1").values()]
+    assert [code.digest for code in codes] == [*shipped("Tiny-v1")]
