@@ -514,26 +514,21 @@ def cache(tmp_path):
 
 
 def test_a_run_by_kept_programs_is_that_of_a_run_that_traces(run_paths, monkeypatch, cache):
-    """Also of a run that keeps them, is stopped, and goes on by what was kept."""
-    found, kept = [], cache / "programs"
-    starts = (
-        (None, StopSignal(), 0),
-        (kept, Countdown(2), EXIT_RESUMABLE),
-        (kept, StopSignal(), 0),
-        (kept, StopSignal(), 0),
-    )
-    for folder, stop, code in starts:
+    """Also when it is stopped and goes on."""
+    found, kept, whole = [], cache / "programs", StopSignal()
+    starts = ((None, whole), (kept, whole), (kept, whole), (kept, Countdown(2)), (kept, whole))
+    for folder, stop in starts:
         env = Watched()
         monkeypatch.setattr(
             trainer, "open_env", partial(opened, lambda e=env: e, ProgramCache(folder))
         )
-        assert trainer.run(config_of(run_paths, compile_cache=cache), stop) == code
-        if code == 0:
-            assert runs.read_result(run_paths).updates == 5
-        found.append((finals(run_paths) if code == 0 else None, env.traced))
-    assert [traced for _, traced in found] == [True, True, False, False]
+        code = trainer.run(config_of(run_paths, compile_cache=cache), stop)
+        assert code == (0 if stop is whole else EXIT_RESUMABLE)
+        found.append((finals(run_paths) if stop is whole else [], env.traced))
+    assert [traced for _, traced in found] == [True, True, False, False, False]
+    assert same(found[0][0], found[1][0])
     assert same(found[0][0], found[2][0])
-    assert same(found[0][0], found[3][0])
+    assert runs.read_result(run_paths).updates == 5
 
 
 class Recording(Listing):
