@@ -1,6 +1,7 @@
-"""Try the embedded libraries and keep their approvals: `python scripts/write_approvals.py`.
+"""Try the libraries of games and keep their approvals: `python scripts/write_approvals.py [GAME…]`.
 
-Run it after a change of a library, of the checks or of JAX's version; a test says when.
+Without names it does so for the games that come with flowrl. Run it after a change of a library, of
+the checks or of JAX's version; a test says when.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import sys
 
 from flowrl import storage
 from flowrl.games.adapters.navix import DOOR_KEY, KEY_CORRIDOR
-from flowrl.games.base import Game
+from flowrl.games.base import Game, find_game
 from flowrl.games.craftax import CLASSIC, FULL
 from flowrl.skills.skill import load_library
 from flowrl.skills.validation.cache import LibraryApprovals
@@ -34,16 +35,14 @@ def write_approvals(game: Game) -> str | None:
     return None
 
 
-def main() -> int:
-    refused = [
-        why
-        for game in (CLASSIC, FULL, DOOR_KEY, KEY_CORRIDOR)
-        if (why := write_approvals(game)) is not None
-    ]
+def main(names: list[str]) -> int:
+    games = [*map(find_game, names)] or (CLASSIC, FULL, DOOR_KEY, KEY_CORRIDOR)
+    refused = [why for game in games if (why := write_approvals(game)) is not None]
     print("\n".join(refused), end="")
     return 1 if refused else 0
 
 
 if __name__ == "__main__":
-    argparse.ArgumentParser(description=__doc__).parse_args()
-    sys.exit(main())
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("games", nargs="*", metavar="GAME", help="the name of an installed game")
+    sys.exit(main(parser.parse_args().games))

@@ -8,7 +8,9 @@ not how fast; `-m slow`, or XLA_FLAGS set to anything, compiles as users do.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,8 +19,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from flowrl import cli
-from flowrl.launchers.sandbox import compile_cache
+from flowrl.launchers.sandbox import Confinement, compile_cache, confinement
 from tests.games.installing import tiny_game  # noqa: F401
+from tests.machine import HOST
 from tests.waiting import limit
 
 LIGHT = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
@@ -81,6 +84,24 @@ def flowrl(capsys):
         return capsys.readouterr()
 
     return command
+
+
+@pytest.fixture(scope="session")
+def bubblewrap() -> Confinement:
+    """A confinement by bubblewrap, for tests that are skipped where it does not work."""
+    found = confinement("auto", Path("/nowhere"))
+    if found.program is None:
+        pytest.skip(found.described)
+    return found
+
+
+@pytest.fixture(scope="session")
+def hosts() -> None:
+    """Skips tests of several hosts where this machine lets us make no namespaces."""
+    true = [*HOST, "true"]
+    found = shutil.which(HOST[0])
+    if not found or subprocess.run(true, capture_output=True, check=False).returncode:
+        pytest.skip("unshare is not allowed here")
 
 
 @pytest.fixture

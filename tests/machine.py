@@ -13,6 +13,9 @@ import pytest
 
 from flowrl.paths import RunPaths
 
+# What starts a process of another host, as far as flowrl can see.
+HOST = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "--uts", "--ipc")
+
 
 def program(path: Path, script: str) -> Path:
     """A shell script as a program; its folder is made if need be."""

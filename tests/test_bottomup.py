@@ -13,16 +13,16 @@ from flowrl import bottomup, bottomup_parallel, console, notices, storage
 from flowrl.config import PPOConfig
 from flowrl.errors import EXIT_DISK_FULL, EXIT_IO, FileRefusedError
 from flowrl.launchers.sandbox import may_pass
-from flowrl.parallel import start, training
+from flowrl.parallel import start
 from flowrl.parallel.skill_sources import record_graph
 from flowrl.paths import GraphPaths
 from tests.parallel.making import TABLE, WOOD
-from tests.parallel.stand_in_story import Place, StandInBackend
+from tests.parallel.stand_in_story import Place, replace_trainers
 
 
 @pytest.mark.usefixtures("unchanged_sigterm")
 def test_skills_are_trained_one_after_another_without_tmux(tmp_path, monkeypatch):
-    monkeypatch.setattr(training, "TrainingBackend", StandInBackend)
+    replace_trainers(monkeypatch.setattr)
     monkeypatch.setenv("PATH", "")
     place = Place(tmp_path)
     assert bottomup.main([f"--graph_path={place.graph_paths.root}", "--target_skill", TABLE]) == 0
@@ -35,7 +35,7 @@ def test_skills_are_trained_one_after_another_without_tmux(tmp_path, monkeypatch
 
 @pytest.mark.usefixtures("unchanged_sigterm")
 def test_notices_tell_the_slots_of_this_start(tmp_path, monkeypatch):
-    monkeypatch.setattr(training, "TrainingBackend", StandInBackend)
+    replace_trainers(monkeypatch.setattr)
     place = Place(tmp_path)
     words = [f"--graph_path={place.graph_paths.root}", "--target_skill", WOOD, "--launcher=local"]
     assert bottomup_parallel.main([*words, "--auto_scaling"]) == 0

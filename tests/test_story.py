@@ -141,21 +141,21 @@ def test_the_merged_experts_episodes_can_be_judged(graph_paths, capfd):
     assert 0 < measured["answered"] == measured["asked"] <= 16
 
 
-@pytest.mark.craftax
-def test_one_after_another_and_then_on_over_a_killed_scheduler(tmp_path, capsys):
+def test_one_after_another_and_then_on_over_a_killed_scheduler(tmp_path, tiny_game, capsys):
     root = tmp_path / "graph"
-    words = ["--graph_path", str(root), "--target_skill", "Collect Wood", *TINY]
+    words = ["--graph_path", str(root), f"--env_name={tiny_game.name}", *TINY]
+    words += ["--target_skill", "Pick Berry"]
     words[words.index("--max_task_steps=40")] = "--max_task_steps=1"  # with hardly any success
     assert bottomup.main(words) == 0
     capsys.readouterr()
     assert cli.main(["status", str(root), "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["skills"]
-    assert (row["skill"], row["status"], row["expert"]) == ("Collect Wood", "completed", 0)
+    assert (row["skill"], row["status"], row["expert"]) == ("Pick Berry", "completed", 0)
     before = GraphPaths(root).manifest.read_bytes()
     assert bottomup.main(words) == 0
     assert GraphPaths(root).manifest.read_bytes() == before, "it was trained already"
     (first,) = ExpertStore(GraphPaths(root)).manifest().experts.values()
-    assert cli.main(["train-more", str(root), "Collect Wood", "--total_timesteps=512"]) == 0
+    assert cli.main(["train-more", str(root), "Pick Berry", "--total_timesteps=512"]) == 0
     words[words.index("--max_task_steps=1")] = "--max_task_steps=40"
     assert killed_at("scheduler.launched", "flowrl.bottomup", *words)
     assert bottomup.main(words) == 0
@@ -164,5 +164,5 @@ def test_one_after_another_and_then_on_over_a_killed_scheduler(tmp_path, capsys)
     assert now.lineage[0] == first.lineage[0]
     assert [entry.run_id for entry in now.lineage[1:]] == [line["run_id"]]
     assert now.frames == sum(entry.frames for entry in now.lineage) == first.frames + 512
-    assert read_run(GraphPaths(root).archive(0, "Collect Wood")).ancestors == (first,)
+    assert read_run(GraphPaths(root).archive(0, "Pick Berry")).ancestors == (first,)
     assert list(GraphPaths(root).training_runs.glob("skill_*")) == []

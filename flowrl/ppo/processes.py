@@ -139,11 +139,16 @@ def _connect(config: TrainConfig, others: Sequence[Child], stop: Callable[[], in
     if jax.default_backend() == "cpu":
         # JAX keeps what process 0 compiled, but on a CPU no other finds its programs there.
         distributed.global_state.process_id = 0
+    meet("command lines, modules or sources", common_digest(config))
+
+
+def common_digest(config: TrainConfig) -> str:
+    """Return a digest of what all processes of a run must have in common."""
     argv = to_argv(replace(config, process_id=0))
     digest = hashlib.sha256(f"{digest_of_sources()}\n{argv}".encode())
     for path in filter(Path.exists, (config.module_path, config.run_paths.run_json)):
         digest.update(storage.read_bytes(path))
-    meet("command lines, modules or sources", digest.hexdigest())
+    return digest.hexdigest()
 
 
 @ctypes.CFUNCTYPE(None, ctypes.c_int)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -29,7 +30,7 @@ from flowrl.replicas.rounds import Round, Rounds, fold
 from flowrl.runs import TrainConfig
 from flowrl.storage import records
 from tests.averaging import stand_in
-from tests.waiting import limit, until
+from tests.waiting import AT_ONCE, limit, until
 
 REPLACE = OuterStep()
 STEPS = 64 * 64 * 10  # of one replica in one round
@@ -179,7 +180,7 @@ def test_killed_replicas_and_averagers_change_no_bit(tmp_path, outer):
             kills.append(draws.choice([0, 1]))
             run.kill(kills[-1])
 
-    until((tmp_path / "seen" / "1.json").exists)
+    until((tmp_path / "seen" / "1.json").exists, every=AT_ONCE)
     pids = [run.pid(0), run.pid(1)]
     run.averager.kill()
     until(lambda: not any(Path(f"/proc/{pid}/exe").exists() for pid in pids))
@@ -193,7 +194,7 @@ def test_killed_replicas_and_averagers_change_no_bit(tmp_path, outer):
 def test_a_hundred_kills_at_random_instants_change_no_bit(tmp_path):
     rounds, draws = 250, random.Random(1)
     run = Run(tmp_path, config_of(2, rounds, average_deadline=1000.0), "0=slow,1=slow")
-    until((tmp_path / "seen" / "0.json").exists)
+    until((tmp_path / "seen" / "0.json").exists, every=AT_ONCE)
     kills = 0
     while kills < 100 and run.averager.poll() is None:
         time.sleep(draws.random() * 0.4)
@@ -237,7 +238,7 @@ def test_damaged_progress_of_a_replica_ends_no_run(tmp_path):
 def test_a_run_that_is_asked_to_stop_goes_on_later(tmp_path):
     began = time.monotonic()
     run = Run(tmp_path, config_of(2, 6), "0=slow,1=slow")
-    until((tmp_path / "seen" / "2.json").exists)
+    until((tmp_path / "seen" / "2.json").exists, every=AT_ONCE)
     pids = [run.pid(0), run.pid(1)]
     run.averager.terminate()
     assert run.ended()[0] == EXIT_RESUMABLE
@@ -271,14 +272,24 @@ OTHERS = [
 ]
 
 
-@pytest.mark.parametrize("change", OTHERS, ids=lambda change: "_".join(map(str, change)))
-def test_a_run_goes_on_with_other_settings_of_rounds(tmp_path, change):
-    config = config_of(2, 6)
-    run = Run(tmp_path, config, "0=slow")
-    until((tmp_path / "seen" / "2.json").exists)
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory):
+    """The folder of a run that is killed in its midst."""
+    folder = tmp_path_factory.mktemp("begun")
+    run = Run(folder, config_of(2, 6), "0=slow")
+    until((folder / "seen" / "2.json").exists, every=AT_ONCE)
+    pids = [run.pid(0), run.pid(1)]
     run.averager.kill()
     run.averager.communicate()
-    known = len(run.seen())
+    until(lambda: not any(Path(f"/proc/{pid}/exe").exists() for pid in pids))
+    return folder
+
+
+@pytest.mark.parametrize("change", OTHERS, ids=lambda change: "_".join(map(str, change)))
+def test_a_run_goes_on_with_other_settings_of_rounds(begun, tmp_path, change):
+    config = config_of(2, 6)
+    shutil.copytree(begun, tmp_path, dirs_exist_ok=True)
+    known = len([*(tmp_path / "seen").glob("*.json")])
     other = Run(tmp_path, replace(config, **change))
     assert other.ended()[0] == 0
     last = other.seen()[-1]

@@ -16,9 +16,9 @@ from flowrl.launchers.launcher import Launcher
 from flowrl.launchers.local import LocalLauncher
 from flowrl.launchers.slurm import SlurmLauncher
 from flowrl.launchers.tmux import TmuxLauncher
-from flowrl.parallel import start, training
+from flowrl.parallel import start
 from flowrl.parallel.scheduler import SkillScheduler
-from tests.parallel.stand_in_story import StandInBackend
+from tests.parallel.stand_in_story import replace_trainers
 
 GRACE_SECONDS = 0.5
 
@@ -46,7 +46,7 @@ def open_launcher(config: LaunchConfig) -> Launcher:
 
 
 if __name__ == "__main__":
-    training.TrainingBackend = StandInBackend
+    replace_trainers(setattr)
     start.SkillScheduler = TellingScheduler
     start.open_launcher = open_launcher
     sys.exit(bottomup_parallel.main())

@@ -18,12 +18,12 @@ pytestmark = pytest.mark.skipif(shim.compiler() is None, reason="no C compiler f
 
 def test_no_fault_at_any_operation_loses_doubles_or_leaves_anything(tmp_path, memory):
     report = tmp_path / "report.json"
-    words = (str(memory), str(report), "--stride", "41", "--skip", "recovery")
+    words = (str(memory), str(report), "--stride", "67", "--skip", "recovery")
     shim.with_shim(shim.compiled(tmp_path), "tests.chaos.loop", *words)
     found = json.loads(report.read_text())
     examples = [example for tally in found["scenarios"] for example in tally["examples"]]
     assert not any(found[kind] for kind in WRONGS), "\n".join(examples)
-    assert found["injected"] > 200
+    assert found["injected"] > 120
     met = {mode for tally in found["scenarios"] for mode in tally["faults"]}
     assert met == {mode.name for mode in FIVE}
     assert sum("merge" in tally["scenario"] for tally in found["scenarios"]) == len(POLICIES)

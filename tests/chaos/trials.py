@@ -141,7 +141,7 @@ def scheduler_stopped(place: ChaosPlace, chance: random.Random):
 def slot_given(place: ChaosPlace, chance: random.Random):
     """A run that holds the only slot while a skill waits: it gives it and goes on afterwards."""
     place.order({WOOD: {"gate": "gate", "update_seconds": 0.1}})
-    daemon = place.start("--max_nodes=2", "--max_parallel_skills=1", "--slot_minutes=0.06")
+    daemon = place.start("--max_nodes=2", "--max_parallel_skills=1", "--slot_minutes=0.03")
     began = time.monotonic()
     place.comes_to("Collect Sapling", "completed")
     millis = millis_since(began)
@@ -180,7 +180,7 @@ def user_meddles(place: ChaosPlace, chance: random.Random):
         stdout=subprocess.DEVNULL,
     )
     attached = ("display-message", "-p", "-t", "=mine:", "#{session_attached}")
-    until(lambda: place.tmux(*attached) == ["1"])
+    until(lambda: place.tmux(*attached) == ["1"], every=0.1)
     assert process.alive(start.runner_pid, start.runner_start_time)
     trial = _ended_well(place, daemon, "a user renames, types, attaches", millis_since(began))
     client.kill()

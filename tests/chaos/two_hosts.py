@@ -27,8 +27,8 @@ from flowrl.launchers.remote import EngineJob, EngineLauncher, UnansweredError, 
 from flowrl.parallel import health, shared_claim, start, training
 from tests.chaos import story
 from tests.chaos.story import TellingScheduler
+from tests.machine import HOST
 from tests.parallel.stand_in_story import ROOT, StandInBackend
-from tests.parallel.test_shared_folder import HOST
 
 BEAT_SECONDS, LOST_SECONDS = 0.5, 6.0
 INIT = Path(__file__).with_name("host_init.py")

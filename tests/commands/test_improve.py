@@ -34,7 +34,7 @@ from tests.experts.making import all_files
 from tests.judging.endpoint import KEY, FakeEndpoint, serving
 from tests.llm.making import GAME, WISH, WOOD, approve, contract, rewards, scripted
 from tests.tuning.place import ROOT, replace_trainers
-from tests.waiting import limit, until
+from tests.waiting import AT_ONCE, limit, until
 
 FRAMES = ("--candidate_timesteps=10k", "--max_concurrent=4")
 FILE = f'''"""Collect wood."""
@@ -178,11 +178,11 @@ def test_a_killed_contest_goes_on_with_the_same_command(graph):
         return subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
     process = start()
-    until(lambda: len(launches(graph)) == 2)
+    until(lambda: len(launches(graph)) == 2, every=AT_ONCE)
     process.kill()
     process.wait()
     second = start()
-    until(lambda: len(launches(graph)) == 3)
+    until(lambda: len(launches(graph)) == 3, every=AT_ONCE)
     second.send_signal(signal.SIGINT)
     second.communicate(timeout=limit(60))
     third = start()

@@ -110,7 +110,7 @@ def test_attach_becomes_a_client_of_the_runs_session(tmp_path, monkeypatch, flag
     os.close(terminal)
     try:
         count = [*tmux, "display-message", "-p", "-t", "=flowrl_e0_A:", "#{session_attached}"]
-        until(lambda: subprocess.getoutput(shlex.join(count)) == "1")
+        until(lambda: subprocess.getoutput(shlex.join(count)) == "1", every=0.1)
     finally:
         subprocess.run([*tmux, "kill-server"], check=True)
         client.wait()
@@ -135,12 +135,12 @@ def test_attach_inside_tmux_switches_its_client_or_says_why_not(tmp_path, monkey
     )
     os.close(terminal)
     try:
-        until(lambda: subprocess.getoutput(shlex.join([*outer, "list-clients"])))
+        until(lambda: subprocess.getoutput(shlex.join([*outer, "list-clients"])), every=0.1)
         typed = f"{sys.executable} -m flowrl attach {graph_paths.root} a 2> {tmp_path}/said"
         subprocess.run([*outer, "send-keys", "-t", "=user:", typed, "Enter"], check=True)
         if server == "same":
             seen = [*outer, "list-clients", "-F", "#{session_name}"]
-            until(lambda: subprocess.getoutput(shlex.join(seen)) == "flowrl_e0_A")
+            until(lambda: subprocess.getoutput(shlex.join(seen)) == "flowrl_e0_A", every=0.1)
         else:
             said = tmp_path / "said"
             until(lambda: said.exists() and "inside another tmux server" in said.read_text())

@@ -17,10 +17,10 @@ from flowrl.skills.skill import load_skill
 from flowrl.skills.validation.cache import ApprovalStore
 from flowrl.skills.validation.dry_run import SkillCode
 from tests.experts.making import all_files
-from tests.judging.endpoint import KEY, FakeEndpoint, serving
+from tests.judging.endpoint import KEY, FakeEndpoint, needs_openai, serving
 from tests.llm.making import GAME, WISH, WOOD, amounts, approve, contract, rewards, scripted
 
-openai = pytest.importorskip("openai", reason="the extra 'llm' is not installed")
+pytestmark = needs_openai
 GOOD = (contract(), rewards())
 CALL = "def task_reward(n):\n    return open('x')"
 

@@ -14,11 +14,11 @@ from flowrl.experts import array_check
 from flowrl.experts.array_check import ArrayReport
 from flowrl.experts.merge import Candidate
 from flowrl.experts.store import ExpertStore
-from flowrl.games.base import env_sizes
+from flowrl.games.craftax import CLASSIC
 from flowrl.paths import GraphPaths
 from flowrl.runs import ExpertVersion, Shapes, expert_shapes
 
-SHAPES = expert_shapes(*env_sizes("Craftax-Classic-Symbolic-v1", sight=True), 64)
+SHAPES = expert_shapes(CLASSIC.observed(sight=True), CLASSIC.num_actions, 64)
 
 
 def skill_name(expert: int) -> str:
@@ -37,8 +37,7 @@ def make_expert(folder: Path, content: str, values: tuple[float, ...] | None = N
     """
     shutil.copytree(STAND_IN, folder)
     (node,) = (folder / "arrays").iterdir()
-    raw = node.read_bytes().replace(MARK, _bytes(content, values))[:-4]
-    node.write_bytes(raw + struct.pack("<I", crc32c(raw)))
+    node.write_bytes(_marked_with(node.read_bytes(), _bytes(content, values)))
     (folder / "arrays" / "d0").write_text(content)
     return folder
 
@@ -97,6 +96,16 @@ def _read_what_is_unknown(folders: Sequence[Path], expected: Shapes) -> tuple[Ar
     return _read_by_a_child(folders, expected)
 
 
+def is_whole(folder: Path) -> bool:
+    """True for a stand-in that has each byte as `make_expert` makes it."""
+    files, made = all_files(folder), all_files(STAND_IN)
+    if files.keys() != {*made, "arrays/d0"}:
+        return False
+    (node,) = (name for name in made if name.startswith("arrays/"))
+    made[node] = _marked_with(made[node], _marked(folder))
+    return files.items() >= made.items()
+
+
 def _is_stand_in(folder: Path) -> bool:
     return (folder / "arrays" / "d0").exists()
 
@@ -105,6 +114,11 @@ def _marked(folder: Path) -> bytes:
     (node,) = (path for path in (folder / "arrays").iterdir() if path.name != "d0")
     place = (STAND_IN / "arrays" / node.name).read_bytes().index(MARK)
     return node.read_bytes()[place : place + len(MARK)]
+
+
+def _marked_with(node: bytes, values: bytes) -> bytes:
+    raw = node.replace(MARK, values)[:-4]
+    return raw + struct.pack("<I", crc32c(raw))
 
 
 def _bytes(content: str, values: tuple[float, ...] | None) -> bytes:

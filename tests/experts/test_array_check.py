@@ -17,7 +17,7 @@ import pytest
 from flowrl.errors import BusyError, ExpertCorruptError
 from flowrl.experts import array_check, checkpoint
 from flowrl.experts.array_check import ArrayReport
-from tests.experts.making import SHAPES, content_digest, make_expert
+from tests.experts.making import SHAPES, all_files, content_digest, is_whole, make_expert
 from tests.waiting import until
 
 SMALL = {"actor/kernel": (3, 2), "actor/bias": (2,)}
@@ -57,6 +57,21 @@ def test_a_stand_in_expert_is_a_real_checkpoint(tmp_path):
     tree = checkpoint.load_expert(folder, checkpoint.like_of(SHAPES))
     (found,) = read(folder, expected=SHAPES)
     assert found.content == checkpoint.array_digest(tree) == content_digest(folder)
+    assert is_whole(folder)
+
+
+def test_a_stand_in_with_a_byte_or_a_file_that_is_other_is_not_whole(tmp_path):
+    folder = make_expert(tmp_path / "expert", "some content")
+    for name, content in all_files(folder).items():
+        if name != "arrays/d0":
+            (folder / name).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+            assert not is_whole(folder), name
+        (folder / name).unlink()
+        assert not is_whole(folder), name
+        (folder / name).write_bytes(content)
+        assert is_whole(folder)
+    (folder / "more").touch()
+    assert not is_whole(folder)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf], ids=str)

@@ -16,6 +16,7 @@ from flowrl.paths import GraphPaths
 from flowrl.runs import CodeApproval, expert_shapes
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.skill import load_library
+from flowrl.skills.validation import cache
 from flowrl.skills.validation.cache import ApprovalStore
 from flowrl.skills.validation.dry_run import SkillCode
 
@@ -38,7 +39,7 @@ def forget_games() -> None:
     """Let this process look for installed games again."""
     for name in ("tiny_game", "tiny_engine"):
         sys.modules.pop(name, None)
-    for function in (base._entry_points, base._loaded):
+    for function in (base._entry_points, base._loaded, cache.shipped):
         function.cache_clear()
 
 

@@ -13,13 +13,17 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from pathlib import Path
 
 import pytest
 from hatchling.builders.wheel import WheelBuilder
 
 from flowrl.experts.manifest import read as read_manifest
 from flowrl.paths import GraphPaths
-from tests.games.installing import HERE, installed
+from flowrl.skills.skill import load_library
+from flowrl.skills.validation.cache import shipped
+from flowrl.skills.validation.dry_run import SkillCode
+from tests.games.installing import HERE, forget_games, installed
 
 FLAGS = (
     *("--env_name=Tiny-v1", "--launcher=local", "--no_use_wandb", "--max_nodes=2"),
@@ -56,6 +60,16 @@ for changed in ({"digests": digests}, {"world_key": episodes[6].world_key.repeat
         [*agent.replay("Bake Pie", replace(episodes[6], **changed))]
     except FileRefusedError as error:
         print(error)
+"""
+
+DRAWS = """
+import sys
+from flowrl import cli
+
+graph, *pictures = sys.argv[1:]
+metric = ("--metric", "episodes", "--x", "minutes")
+for words, picture in zip(((), ("Bake Pie",), ("Bake Pie", *metric)), pictures, strict=True):
+    assert cli.main(["plot", graph, *words, "-o", picture]) == 0
 """
 
 
@@ -98,25 +112,22 @@ def test_a_game_of_ones_own_is_checked_trained_and_evaluated(run, tmp_path):
         *("Pick Berry", "Bake Pie"),
     ]
 
-    film = tmp_path / "film.mp4"
-    shown = run("-m", "flowrl.cli", "play", graph, "Bake Pie", "-o", film, "--episodes=3")
-    assert shown.returncode == 0, shown.stderr
-    assert film.read_bytes()[4:8] == b"ftyp"
-    assert f"{film}: " in shown.stdout
-
     repeated = run("-c", REPLAYS, graph)
     assert repeated.returncode == 0, repeated.stderr
     assert "recorded episode 7 departs from its record at timestep 2: other" in repeated.stdout
     assert "recorded episode 7 has keys of 4 words, which this JAX does not" in repeated.stdout
+    film = tmp_path / "film.mp4"
     shown = run("-m", "flowrl.cli", "play", graph, "Bake Pie", "-o", film, "--recorded")
     assert shown.returncode == 0, shown.stderr
+    assert film.read_bytes()[4:8] == b"ftyp"
+    assert f"{film}: " in shown.stdout
 
-    metric = ("--metric", "episodes", "--x", "minutes")
-    for words in ((), ("Bake Pie",), ("Bake Pie", *metric), ("--graph",)):
-        picture = tmp_path / "picture.svg"
-        drawn = run("-m", "flowrl.cli", "plot", graph, *words, "-o", picture)
-        assert drawn.returncode == 0, drawn.stderr
-        assert "Bake Pie" in picture.read_text()
+    pictures = [tmp_path / f"picture{number}.svg" for number in range(4)]
+    drawn = run("-m", "flowrl.cli", "plot", graph, "--graph", "-o", pictures[3])
+    assert drawn.returncode == 0, drawn.stderr
+    drawn = run("-c", DRAWS, graph, *pictures[:3])
+    assert drawn.returncode == 0, drawn.stderr
+    assert all("Bake Pie" in picture.read_text() for picture in pictures)
 
     changed, berry = tmp_path / "changed", HERE / "tiny_skills" / "00_pick_berry.py"
     changed.mkdir()
@@ -159,6 +170,7 @@ def test_the_wheel_of_the_tiny_game_has_all_of_it(tmp_path, monkeypatch):
     [wheel] = WheelBuilder(str(HERE)).build(directory=str(tmp_path))
     site = tmp_path / "site"
     zipfile.ZipFile(wheel).extractall(site)
+    assert (site / "tiny_skills" / "approvals.json").exists()
     monkeypatch.setenv("PYTHONPATH", str(site))
     words = (sys.executable, "-m", "flowrl.cli", "check", str(site / "tiny_skills"), "--no_trace")
     checked = subprocess.run(words, text=True, capture_output=True, check=False)
@@ -204,27 +216,43 @@ def test_an_unknown_game_is_refused_with_all_that_are_installed(run, tmp_path):
     assert "(no_such_module:CHESS) cannot be loaded: ModuleNotFoundError" in refused.stderr
 
 
+def cannot_be_loaded(folder: Path, why: str) -> str:
+    where = rf"\({re.escape(str(folder))}/tiny_game.py:2\)"
+    return rf"the game 'Tiny-v1' \(tiny_game:TINY\) cannot be loaded: {why} {where}; "
+
+
 @pytest.mark.parametrize(
     ("code", "why"),
     [
         ("import gymnaxx\n", r"ModuleNotFoundError: No module named 'gymnaxx'"),
         ("TINY = Gane()\n", r"NameError: name 'Gane' is not defined"),
-        ("TINY = (\n", r"SyntaxError: '\(' was never closed"),
         ("int('x')\n", r"ValueError: invalid literal for int\(\) .*"),
         ("from flowrl.games.base import Game; Game(name='x')\n", r"TypeError: .* missing .*"),
     ],
-    ids=["import", "name", "syntax", "value", "field"],
+    ids=["import", "name", "value", "field"],
 )
-def test_a_game_that_cannot_be_loaded_is_told_with_its_error_and_place(tmp_path, code, why):
-    path = installed(tmp_path).replace(str(HERE), str(tmp_path))
+def test_a_game_that_cannot_be_loaded_is_told_with_its_error_and_place(
+    tmp_path, monkeypatch, flowrl, code, why
+):
+    for place in installed(tmp_path).replace(str(HERE), str(tmp_path)).split(os.pathsep)[:2]:
+        monkeypatch.syspath_prepend(place)
     (tmp_path / "tiny_game.py").write_text(f"x = 1\n{code}")
+    forget_games()
+    try:
+        said = flowrl("check", "--game=Tiny-v1", code=2).err
+    finally:
+        forget_games()
+    assert re.search(cannot_be_loaded(tmp_path, why), said), said
+
+
+def test_a_game_that_is_no_python_is_told_without_a_traceback(tmp_path):
+    env = {**os.environ, "PYTHONPATH": installed(tmp_path).replace(str(HERE), str(tmp_path))}
+    (tmp_path / "tiny_game.py").write_text("x = 1\nTINY = (\n")
     words = (sys.executable, "-m", "flowrl.cli", "check", "--game=Tiny-v1")
-    env = {**os.environ, "PYTHONPATH": path}
     refused = subprocess.run(words, env=env, text=True, capture_output=True, check=False)
     assert refused.returncode == 2, refused.stderr
-    where = rf"\({re.escape(str(tmp_path))}/tiny_game.py:2\)"
-    told = rf"the game 'Tiny-v1' \(tiny_game:TINY\) cannot be loaded: {why} {where}; "
-    assert re.search(told, refused.stderr), refused.stderr
+    why = r"SyntaxError: '\(' was never closed"
+    assert re.search(cannot_be_loaded(tmp_path, why), refused.stderr), refused.stderr
     assert "Traceback" not in refused.stderr
 
 
@@ -287,6 +315,7 @@ def test_odd_paths_lead_to_the_same_graph(tmp_path):
     socket = ("tmux", "-S", str(tmp_path / "socket"))
     subprocess.run((*socket, "new-session", "-d", "-s", "other"), cwd=away, check=True)
     words = [*("-m", "flowrl.bottomup_parallel", "sub/..//./link/../a graph"), *FLAGS]
+    words += ["--total_timesteps=4k", "--min_success_rate=0"]
     words += ["--launcher=tmux", f"--tmux_socket={here}/sub/../../socket", "--max_nodes=1"]
     words += ["--skills_dir", "link/../my skills", "--target_skill", "Take Berry"]
     try:
@@ -298,3 +327,9 @@ def test_odd_paths_lead_to_the_same_graph(tmp_path):
     assert trained.returncode == 0, trained.stderr
     manifest = tmp_path / "far" / "a graph" / "checkpoints" / "global_latest.json"
     assert "Take Berry" in manifest.read_text()
+
+
+def test_the_approvals_of_the_tiny_game_are_those_of_its_skills_today(tiny_game):
+    """When this fails: `python scripts/write_approvals.py Tiny-v1`, where it is installed."""
+    codes = [SkillCode.of(skill, "Tiny-v1") for skill in load_library("Tiny-v1").values()]
+    assert [code.digest for code in codes] == [*shipped("Tiny-v1")]

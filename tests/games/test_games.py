@@ -13,7 +13,7 @@ import pytest
 
 from flowrl.errors import ConfigError
 from flowrl.games import base
-from flowrl.games.base import find_game, game_names
+from flowrl.games.base import env_sizes, find_game, game_names
 from flowrl.games.craftax import CLASSIC, FULL
 
 STATES = {
@@ -31,6 +31,12 @@ def test_the_members_of_every_enum_are_the_games_own(game):
     assert set(game.enums) == {"BlockType", "Action", "Achievement"} | more
     for enum, members in game.enums.items():
         assert members == set(getattr(constants, enum).__members__)
+
+
+@BOTH
+@pytest.mark.parametrize("sight", [True, False])
+def test_the_sizes_of_an_environment_are_its_games(game, sight):
+    assert env_sizes(game.name, sight=sight) == (game.observed(sight=sight), game.num_actions)
 
 
 @pytest.mark.craftax

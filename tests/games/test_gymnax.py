@@ -56,13 +56,16 @@ def test_a_new_game_s_skill_ends_within_an_episode(gymnax, tmp_path, monkeypatch
         assert timesteps == 100 < params.max_steps_in_episode
         return
     engine = game(name, library_folder=NOWHERE).make()
-    worlds = jax.vmap(engine.reset)(jax.random.split(jax.random.key(0), 64))
-    over, ended = jax.vmap(engine.is_over)(worlds), []
-    for number in range(100):
+    reset, step, is_over = (
+        jax.jit(jax.vmap(each)) for each in (engine.reset, engine.step, engine.is_over)
+    )
+    worlds = reset(jax.random.split(jax.random.key(0), 64))
+    over, ended = is_over(worlds), []
+    for number in range(timesteps + 1):
         keys = jax.random.split(jax.random.key(number), 64)
         actions = jax.random.randint(jax.random.key(number), 64, 0, SIZES[name][1])
-        worlds, _ = jax.vmap(engine.step)(keys, worlds, actions)
-        over |= jax.vmap(engine.is_over)(worlds)
+        worlds, _ = step(keys, worlds, actions)
+        over |= is_over(worlds)
         ended.append(bool(over.any()))
     assert ended.index(True) == timesteps, "an episode goes on for so long, and no longer"
     assert over.all()
@@ -155,8 +158,13 @@ def test_without_gymnax_a_line_says_what_to_install(monkeypatch):
 
 
 @pytest.mark.timeout(900)
-def test_a_new_game_is_checked_trained_and_taken_out(gymnax, tmp_path):
-    """The package as it is written, found by its entry point; its skill is learned."""
+@pytest.mark.parametrize(
+    ("frames", "success"),
+    [("1e5", 0.3), pytest.param("4e5", 0.7, marks=pytest.mark.slow)],
+    ids=["begun", "learned"],
+)
+def test_a_new_game_is_checked_trained_and_taken_out(gymnax, tmp_path, frames, success):
+    """The package as it is written, found by its entry point; random play hardly ever succeeds."""
     package = tmp_path / "balance_v1"
     written = subprocess.run(
         words("new", "game", "Balance-v1"), cwd=tmp_path, text=True, capture_output=True, check=True
@@ -172,9 +180,9 @@ def test_a_new_game_is_checked_trained_and_taken_out(gymnax, tmp_path):
 
     run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", package)
     graph = tmp_path / "graph"
-    run(*words("train", graph, "--env_name=Balance-v1", "--total_timesteps=4e5", *FLAGS))
+    run(*words("train", graph, "--env_name=Balance-v1", f"--total_timesteps={frames}", *FLAGS))
     shown = run(*words("evaluate", graph, "Hold On", "--episodes=100", "--json"))
-    assert json.loads(shown)["steps"][0]["success_rate"] > 0.7
+    assert json.loads(shown)["steps"][0]["success_rate"] > success
     run(*words("export", graph, "-o", tmp_path / "agent"))
     acting = f"import flowrl\nagent = flowrl.load_agent({str(tmp_path / 'agent')!r})\n"
     run(sys.executable, "-c", acting + "assert len([*agent.play('Hold On', seed=0)]) > 30\n")

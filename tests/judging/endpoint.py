@@ -8,7 +8,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
 from typing import Any
+
+import pytest
 
 from flowrl.judging.judge import SkillText
 from flowrl.llm.exchange import Budget, Cost
@@ -16,6 +19,10 @@ from flowrl.skills.skill import Skill
 
 KEY = "sk-test-4f9a8b7c6d5e4f3a2b1c"
 NO_BOUND = Cost(calls=1e9, tokens=1e9, seconds=1e9)
+# Without loading the client, which takes as long as many of the tests that do not need it.
+needs_openai = pytest.mark.skipif(
+    find_spec("openai") is None, reason="the extra 'llm' is not installed"
+)
 Say = Callable[[str], str]  # the prompt's data → the completion's text
 
 

@@ -10,18 +10,22 @@ import threading
 import time
 import tracemalloc
 from contextlib import contextmanager, suppress
+from functools import cache
 
 import pytest
 
 from flowrl.judging.judge import JudgeUnavailableError, SkillText
 from flowrl.llm.exchange import Budget, Cost
+from tests.judging.endpoint import needs_openai
 
-pytest.importorskip("openai")
-from flowrl.judging.openai import OpenAIJudge
-from flowrl.llm.client import DeadlineError, within
-
+pytestmark = needs_openai
 SECONDS = 1.0
-BOMB = gzip.compress(b" " * 2**28)  # a quarter of a gigabyte in 260 kB
+
+
+@cache
+def bomb() -> bytes:
+    """A quarter of a gigabyte in 260 kB."""
+    return gzip.compress(b" " * 2**28)
 
 
 def lines(rng: random.Random) -> list[tuple[bytes, float]]:
@@ -36,7 +40,7 @@ def lines(rng: random.Random) -> list[tuple[bytes, float]]:
          "content-encoding: gzip", "x: " + "y" * 3000, "connection: close"],
         rng.randint(0, 3),
     )  # fmt: skip
-    body = rng.choice([b"", BOMB, b" " * 2**22, b'{"choices": [', b"5\r\nhello\r\n" * 1000])
+    body = rng.choice([b"", bomb(), b" " * 2**22, b'{"choices": [', b"5\r\nhello\r\n" * 1000])
     whole = head.encode() + "\r\n".join(fields).encode() + b"\r\n\r\n" + body
     cut = rng.choice([0, 5, len(head), len(head) + 30, len(whole) - len(body), len(whole)])
     quick, slow = whole[:cut], whole[cut : cut + 200]
@@ -79,7 +83,10 @@ def lying(seed: int):
 
 @pytest.mark.parametrize("seed", range(24))
 def test_an_endpoint_that_lies_ends_within_its_seconds_and_bytes(seed, monkeypatch):
+    from flowrl.judging.openai import OpenAIJudge
+
     monkeypatch.setenv("OPENAI_API_KEY", "sk-none")
+    bomb()  # made before time and memory are counted
     with lying(seed) as url:
         budget = Budget(Cost(calls=100, tokens=10**6, seconds=SECONDS))
         judge = OpenAIJudge(base_url=url, model="m", budget=budget)
@@ -103,6 +110,8 @@ def test_an_endpoint_that_lies_ends_within_its_seconds_and_bytes(seed, monkeypat
 
 
 def test_a_call_in_time_returns_and_raises_as_it_is():
+    from flowrl.llm.client import DeadlineError, within
+
     assert within(60.0, lambda: 3) == 3
     with pytest.raises(ZeroDivisionError):
         within(60.0, lambda: 1 // 0)

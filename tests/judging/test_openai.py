@@ -8,14 +8,13 @@ import time
 import pytest
 
 from flowrl.errors import ConfigError
-from flowrl.judging.judge import JudgeUnavailableError, SkillText
+from flowrl.judging.judge import Judge, JudgeUnavailableError, SkillText
+from flowrl.llm.exchange import KEY as VARIABLE
 from flowrl.llm.exchange import Budget, Cost
-from tests.judging.endpoint import KEY, NO_BOUND, FakeEndpoint, answer, named, serving
+from tests.judging.endpoint import KEY, NO_BOUND, FakeEndpoint, answer, named, needs_openai, serving
 from tests.judging.making import at_step
 
-pytest.importorskip("openai", reason="the extra 'llm' is not installed")
-from flowrl.judging import openai as judging
-from flowrl.llm.exchange import KEY as VARIABLE
+pytestmark = needs_openai
 
 ITEM = SkillText(skill="Dig", text='{"name": "Dig"}')
 
@@ -27,8 +26,10 @@ def endpoint(monkeypatch):
         yield found
 
 
-def asking(endpoint: FakeEndpoint, **settings) -> judging.OpenAIJudge:
-    return judging.OpenAIJudge(**named(endpoint, **settings))
+def asking(endpoint: FakeEndpoint, **settings) -> Judge:
+    from flowrl.judging.openai import OpenAIJudge
+
+    return OpenAIJudge(**named(endpoint, **settings))
 
 
 def test_a_good_answer_is_a_judgement(endpoint):
@@ -134,8 +135,8 @@ def test_an_endpoint_that_refuses_is_one_line_without_the_key(endpoint, status, 
 
 
 def test_an_endpoint_that_is_slow_or_not_there_is_one_line(endpoint, monkeypatch):
-    monkeypatch.setattr(judging, "RETRIES", 0)
-    monkeypatch.setattr(judging, "TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr("flowrl.judging.openai.RETRIES", 0)
+    monkeypatch.setattr("flowrl.judging.openai.TIMEOUT_SECONDS", 0.2)
     endpoint.delay_seconds = 20
     with pytest.raises(JudgeUnavailableError, match="does not answer in time"):
         asking(endpoint).score(ITEM)
@@ -174,11 +175,13 @@ def test_an_endpoint_that_never_answers_well_is_told_by_its_last_answer(
     ],
 )
 def test_what_is_missing_is_one_line(url, model, env, said, monkeypatch):
+    from flowrl.judging.openai import OpenAIJudge
+
     monkeypatch.delenv(VARIABLE, raising=False)
     for name, value in env.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=said) as caught:
-        judging.OpenAIJudge(url, model, Budget(NO_BOUND))
+        OpenAIJudge(url, model, Budget(NO_BOUND))
     assert "hunter2" not in str(caught.value)
 
 
@@ -215,6 +218,8 @@ def test_seconds_count_once(endpoint):
 
 
 def test_each_request_counts_and_two_judges_share_a_budget(endpoint):
+    from flowrl.judging.openai import USED_UP
+
     budget = Budget(Cost(calls=6, tokens=1e9, seconds=1e9))
     one, other = (asking(endpoint, budget=budget, model=model) for model in "ab")
     endpoint.refuse = 2
@@ -222,7 +227,7 @@ def test_each_request_counts_and_two_judges_share_a_budget(endpoint):
     assert other.score(ITEM).score == 0.75
     endpoint.refuse = 99
     found = other.score(SkillText(skill="Dig", text="2"))
-    assert (found.score, found.why) == (None, judging.USED_UP), "two retries of four are left"
+    assert (found.score, found.why) == (None, USED_UP), "two retries of four are left"
     assert one.score(SkillText(skill="Dig", text="3")).score is None
     assert budget.spent.calls == len(endpoint.asked) == 6
 

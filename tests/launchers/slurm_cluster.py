@@ -95,24 +95,24 @@ class Cluster:
         self.start_controller(clean=True)
         for node in self.nodes:
             self.start_node(node)
-        until(lambda: self.idle() == len(self.nodes))
+        until(lambda: self.idle() == len(self.nodes), every=0.1)
 
     def start_controller(self, *, clean: bool = False) -> None:
         """Start the controller, and wait for the nodes that it has had before."""
         self._run("slurmctld", *(["-c"] if clean else []), "-f", str(self.conf))
-        until(lambda: self.in_state("idle,mixed,allocated,unknown") == len(self.nodes))
+        until(lambda: self.in_state("idle,mixed,allocated,unknown") == len(self.nodes), every=0.1)
 
     def restart_controller(self, *, clean: bool = False) -> None:
         """Kill the controller, and start it again."""
         self.kill("slurmctld")
         self.start_controller(clean=clean)
-        until(lambda: self.in_state("idle,mixed,allocated") == len(self.nodes))
+        until(lambda: self.in_state("idle,mixed,allocated") == len(self.nodes), every=0.1)
 
     def clear(self) -> None:
         """Kill all jobs, and wait until all nodes are idle."""
         self.call("scancel", "--full", "--quiet", "--signal=KILL", "--user=root")
         self.call("scancel", "--quiet", "--user=root")
-        until(lambda: self.idle() == len(self.nodes))
+        until(lambda: self.idle() == len(self.nodes), every=0.1)
 
     def start_node(self, name: str) -> None:
         self._run("slurmd", "-N", name)

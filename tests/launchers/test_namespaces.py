@@ -11,7 +11,8 @@ from flowrl.launchers.base import ExitCause, Exited, Handle, Lost
 from flowrl.launchers.local import LocalLauncher
 from flowrl.paths import JobPaths
 from tests.launchers.conftest import SLEEP, end_of, start_of
-from tests.parallel.test_shared_folder import HOST, needs_hosts
+from tests.machine import HOST
+from tests.parallel.test_shared_folder import needs_hosts
 
 
 @needs_hosts

@@ -35,6 +35,7 @@ def machines() -> Iterator[RayCluster]:
 @pytest.fixture
 def launcher(machines: RayCluster, monkeypatch: pytest.MonkeyPatch) -> RayLauncher:
     monkeypatch.setattr(remote, "LISTED_SECONDS", 1.0)
+    monkeypatch.setattr(remote, "_STILL_SECONDS", 6.0)  # runners beat every five
     made = RayLauncher(machines.address)
     made.check()
     return made

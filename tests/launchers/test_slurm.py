@@ -19,7 +19,7 @@ from flowrl.paths import JobPaths
 from tests.launchers.conftest import READY, SAVING, SLEEP, end_of, signal_to, start_of, until
 from tests.launchers.slurm_cluster import Cluster, cluster, missing
 from tests.machine import program
-from tests.parallel.test_shared_folder import hosts_can_be_made
+from tests.parallel.test_shared_folder import needs_hosts
 
 pytestmark = [
     pytest.mark.skipif(bool(missing()), reason=missing()),
@@ -36,8 +36,9 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ask Slurm every second."""
+    """Ask Slurm every second, and wait for one beat where users wait for two."""
     monkeypatch.setattr(remote, "LISTED_SECONDS", 1.0)
+    monkeypatch.setattr(remote, "_STILL_SECONDS", 6.0)
 
 
 @pytest.fixture
@@ -227,13 +228,13 @@ def test_a_launch_that_comes_late_starts_nothing(launcher, make_job):
     assert not (job.folder / "ran").exists()
 
 
-@pytest.mark.skipif(not hosts_can_be_made(), reason="unshare is not allowed here")
+@needs_hosts
 def test_a_host_that_does_not_see_the_graphs_folder_is_named_with_the_remedy(broken, make_job):
     job = make_job(QUICK)
     broken.kill("slurmd.n2")
     hidden = f"mount -t tmpfs none {job.folder.parent} && exec slurmd -N n2"
     broken._run("unshare", "--mount", "sh", "-c", hidden)
-    until(lambda: broken.idle() == 2)
+    until(lambda: broken.idle() == 2, every=0.1)
     launcher = SlurmLauncher(["nodelist=n2"])
     outcome = end_of(launcher, launcher.launch(job), job)
     assert isinstance(outcome, Lost)

@@ -24,7 +24,7 @@ from flowrl.paths import IndependentPaths
 from tests.launchers.conftest import end_of
 from tests.launchers.tmux_sessions import somebody_attached
 from tests.multiagent.test_run import TINY, contents, lines
-from tests.waiting import limit, until
+from tests.waiting import AT_ONCE, limit, until
 
 MANY = 12  # epochs
 SAVING = (*TINY, f"--epochs={MANY}", "--checkpoint_seconds=1e-6")  # after every epoch
@@ -100,7 +100,11 @@ def test_a_run_in_tmux_is_attached_to_killed_and_gone_on_with(tmux, tmp_path, wh
     run_paths = IndependentPaths(folder)
     handle = tmux.launch(job)
     with somebody_attached(tmux, job.name):
-        until(lambda: run_paths.metrics.exists() and len(lines(run_paths)) > 2, seconds=60)
+        until(
+            lambda: run_paths.metrics.exists() and len(lines(run_paths)) > 2,
+            seconds=60,
+            every=AT_ONCE,
+        )
         kept = lines(run_paths)[:-1]  # a kill may come before the last of them is saved
         os.kill(run_status.read_start(place, job.run_id).job_pid, signal.SIGKILL)
         outcome = end_of(tmux, handle, job)
@@ -121,7 +125,9 @@ def test_a_run_in_tmux_is_attached_to_killed_and_gone_on_with(tmux, tmp_path, wh
 def test_a_run_that_is_asked_to_stop_saves_and_goes_on(tmp_path, whole, number, code):
     run_paths = IndependentPaths(tmp_path)
     child = subprocess.Popen([*command(tmp_path), "--checkpoint_seconds=0"])
-    until(lambda: run_paths.metrics.exists() and len(lines(run_paths)) > 2, seconds=60)
+    until(
+        lambda: run_paths.metrics.exists() and len(lines(run_paths)) > 2, seconds=60, every=AT_ONCE
+    )
     child.send_signal(number)
     assert child.wait(limit(30)) == code
     assert run_paths.resume.exists()

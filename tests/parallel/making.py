@@ -16,6 +16,7 @@ from flowrl.parallel.training_processor import process_completed_training, recov
 from flowrl.parallel.training_setup import PreparedRun, live_runs, prepare_training_run
 from flowrl.paths import GraphPaths, RunPaths
 from flowrl.runs import (
+    CodeApproval,
     ExpertReport,
     PlannedStep,
     RunResult,
@@ -25,7 +26,9 @@ from flowrl.runs import (
     write_result,
 )
 from flowrl.skills.graph import SkillGraph
-from flowrl.skills.skill import load_library, skill_from_data
+from flowrl.skills.skill import load_library, parse_skill, skill_from_data
+from flowrl.skills.validation.cache import ApprovalStore
+from flowrl.skills.validation.dry_run import SkillCode
 from tests.experts.making import SHAPES, content_digest, make_expert, tell_arrays
 
 LIBRARY = load_library("Craftax-Classic-Symbolic-v1")
@@ -47,6 +50,12 @@ def make_skill(name: str, *, needs: tuple[str, ...] = (), gain: str = "thing", *
             **data,
         },
     )
+
+
+def approve(graph_paths: GraphPaths, text: str) -> None:
+    """Keep what a dry run would say of a skill's text, since it takes seconds."""
+    code = SkillCode.of(parse_skill(text, place="skill.py"), CONFIG.env_name)
+    ApprovalStore(graph_paths.approvals).keep(CodeApproval(digest=code.digest))
 
 
 def a_run(*plan: tuple[str, int, int], expert: int | None = None, **changes) -> TrainingRun:

@@ -23,9 +23,9 @@ from flowrl.runs import read_run
 from flowrl.skills.graph import SkillGraph
 from tests.launchers.conftest import nothing_survives, server_folder, until  # noqa: F401
 from tests.parallel.making import GRAPH, LIBRARY, PICKAXE, SWORD, TABLE, WOOD, make_skill
-from tests.parallel.stand_in_story import Place, StandInBackend, ended
+from tests.parallel.stand_in_story import REAL_READERS, Place, StandInBackend, ended
 
-STONE = "Collect Stone"
+STONE, SAPLING = "Collect Stone", "Collect Sapling"
 TO_PICKAXE = f"--target_skill={PICKAXE}"  # collect wood, place a table, make the pickaxe
 LOCAL = ("--launcher=local", "--retry_backoff=0.05")
 TMUX = ("--launcher=tmux", "--tmux_socket=test", "--retry_backoff=0.05")
@@ -34,7 +34,8 @@ BOTH = [pytest.param(LOCAL, id="local"), pytest.param(TMUX, id="tmux", marks=_TM
 
 
 @pytest.fixture
-def place(tmp_path, server_folder):  # noqa: F811
+def place(tmp_path, server_folder, monkeypatch):  # noqa: F811
+    monkeypatch.setenv(REAL_READERS, "1")
     place = Place(tmp_path)
     yield place
     place.end()
@@ -95,12 +96,12 @@ def test_skills_train_one_after_another_when_each_needs_the_last(place, launcher
     assert list(place.graph_paths.training_runs.glob("skill_*")) == []
 
 
-def test_experts_0_5_10_and_50_become_five_networks_with_the_new_one(place, launcher):
+def test_experts_0_5_10_and_50_become_five_networks_with_the_new_one(place):
     items = {0: "i", 5: "ii", 10: "iii", 50: "iv"}
     providers = {number: make_skill(f"Skill {item}", gain=item) for number, item in items.items()}
     last = make_skill("Last", needs=tuple(items.values()), gain="last")
     place.order({"Last": {"acted": {"0": 1, "5": 2, "10": 3, "50": 4, "51": 10}}})
-    with scheduler_of(place, launcher, [], max_parallel_skills=4) as daemon:
+    with scheduler_of(place, LocalLauncher(), [], max_parallel_skills=4) as daemon:
         graph = SkillGraph([*providers.values(), last])
         daemon.set_callbacks(backend=StandInBackend(place.graph_paths, BottomUpConfig(), graph))
         for number, skill in providers.items():
@@ -116,7 +117,7 @@ def test_experts_0_5_10_and_50_become_five_networks_with_the_new_one(place, laun
 
 
 @pytest.mark.parametrize("first", [PICKAXE, SWORD])
-def test_of_two_runs_that_train_one_expert_the_longer_one_counts(place, launcher, first):
+def test_of_two_runs_that_train_one_expert_the_longer_one_counts(place, first):
     """50M frames, then 80M more in one run and 100M more in another: 150M, in any order."""
     million = 1_000_000
     place.order(
@@ -134,7 +135,7 @@ def test_of_two_runs_that_train_one_expert_the_longer_one_counts(place, launcher
         merged.append((skill, place.experts()[0][1]))
         place.open(second if skill == first else first if skill == TABLE else "")
 
-    with scheduler_of(place, launcher, skills, max_parallel_skills=2) as daemon:
+    with scheduler_of(place, LocalLauncher(), skills, max_parallel_skills=2) as daemon:
         daemon.set_callbacks(on_skill_complete=on_skill_complete)
         assert daemon.run().complete
     assert most_at_once(place) == 2
@@ -199,8 +200,8 @@ def test_an_attempt_that_failed_is_tried_again_and_merged_once(place):
 
 
 def test_a_request_to_retry_reaches_a_daemon_that_is_up(place):
-    place.order({PICKAXE: {"fails": 99}, SWORD: {"gate": "gate"}})
-    flags = (f"--max_nodes={len(up_to(SWORD))}", "--max_retries=0")
+    place.order({PICKAXE: {"fails": 99}, SAPLING: {"gate": "gate"}})
+    flags = (f"--max_nodes={len(up_to(PICKAXE))}", "--max_retries=0")
     daemon = place.start(*LOCAL, *flags, "--scheduler_poll_interval=600")
     until(lambda: place.statuses().get(PICKAXE) == "failed", seconds=60)
     place.order()

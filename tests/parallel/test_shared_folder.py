@@ -20,10 +20,11 @@ from flowrl.parallel.health import DaemonLock, daemon_of
 from flowrl.parallel.shared_claim import Holder, SharedClaim
 from flowrl.storage import records
 from tests.games.installing import installed
+from tests.machine import HOST
 from tests.parallel.test_slurm_training import experts, train
 from tests.waiting import until
 
-HOST = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "--uts", "--ipc")
+needs_hosts = pytest.mark.usefixtures("hosts")
 HOLD = """
 import socket, sys, time
 from pathlib import Path
@@ -42,16 +43,6 @@ while True:
     claim.check()
     time.sleep(0.05)
 """
-
-
-def hosts_can_be_made() -> bool:
-    """Return whether this machine lets us make namespaces."""
-    if shutil.which("unshare") is None:
-        return False
-    return subprocess.run([*HOST, "true"], check=False, capture_output=True).returncode == 0
-
-
-needs_hosts = pytest.mark.skipif(not hosts_can_be_made(), reason="unshare is not allowed here")
 
 
 def holder_on(name: str, path: Path, *, lost_after: float = 2.0) -> subprocess.Popen[str]:

@@ -25,7 +25,7 @@ from flowrl.runs import read_run
 from flowrl.skills.amount import Amount
 from flowrl.skills.skill import Skill
 from flowrl.storage import records
-from tests.parallel.making import LIBRARY, TABLE, WOOD, make_skill
+from tests.parallel.making import LIBRARY, TABLE, WOOD, approve, make_skill
 from tests.parallel.stand_in_story import Place
 from tests.skills.making import skill_text
 
@@ -94,6 +94,7 @@ def test_a_run_says_what_it_is_trained_with_and_status_shows_it(tmp_path, flowrl
     own = tmp_path / "own"
     own.mkdir()
     (own / "wood.py").write_text(skill_text(head='training = {"lr": 0.25, "gamma": 0.5}\n'))
+    approve(place.graph_paths, skill_text())
     (tmp_path / "skills.toml").write_text(f'["{WOOD}"]\ngamma = 0.75\n')
     flags = ("--skills_dir", str(own), "--skill_config", str(tmp_path / "skills.toml"))
     code, said = place.run("--target_skill", TABLE, "--total_timesteps=2000", *flags)
@@ -111,15 +112,17 @@ def test_a_run_says_what_it_is_trained_with_and_status_shows_it(tmp_path, flowrl
     assert "Place Table: total_timesteps 2000 (command line)" in shown
 
 
-def trained(tmp_path) -> Place:
-    place = Place(tmp_path)
-    code, said = place.run("--target_skill", WOOD)
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory) -> Place:
+    """A graph with one trained skill."""
+    place = Place(tmp_path_factory.mktemp("begun"))
+    code, said = place.run("--target_skill", WOOD, "--launcher=local")
     assert code == 0, said
     return place
 
 
-def test_a_graph_without_a_record_is_what_its_runs_say(tmp_path):
-    place = trained(tmp_path)
+def test_a_graph_without_a_record_is_what_its_runs_say(begun, tmp_path):
+    place = begun.copied(tmp_path)
     place.graph_paths.graph_json.unlink()
     check_graph_record(place.graph_paths, PPOConfig())
     with pytest.raises(ConfigError, match=r"begun with --layer_size 64, not .* 32 \(its runs"):
@@ -130,8 +133,8 @@ def test_a_graph_without_a_record_is_what_its_runs_say(tmp_path):
     assert place.graph_paths.graph_json.exists()
 
 
-def test_a_damaged_record_is_named_by_fsck_which_sets_it_aside(tmp_path, flowrl):
-    place = trained(tmp_path)
+def test_a_damaged_record_is_named_by_fsck_which_sets_it_aside(begun, tmp_path, flowrl):
+    place = begun.copied(tmp_path)
     path = place.graph_paths.graph_json
     path.write_text(path.read_text().replace("64", "65"))
     with pytest.raises(FileRefusedError, match=r"graph\.json is damaged.* fsck .* --repair, which"):

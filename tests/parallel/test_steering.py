@@ -19,7 +19,7 @@ from flowrl.parallel.skill_sources import SkillSources
 from flowrl.runs import read_run
 from flowrl.skills.amount import Amount
 from tests.launchers.conftest import until
-from tests.parallel.making import LIBRARY, PICKAXE, TABLE, WOOD, make_skill
+from tests.parallel.making import LIBRARY, PICKAXE, TABLE, WOOD, approve, make_skill
 from tests.parallel.stand_in_story import Place, ended
 from tests.skills.making import skill_text
 
@@ -99,19 +99,22 @@ def test_a_program_that_is_interrupted_before_its_story_leaves_no_traceback(numb
 
 @pytest.fixture
 def mine(place):
-    """A folder with a skill that no library has."""
+    """A folder with a skill that no library has, and whose code the graph knows as tried."""
     folder = place.folder / "mine"
     folder.mkdir()
     text = skill_text().replace(WOOD, "Stack Wood").replace('{"wood": "n"}', '{"stack": "n"}')
     (folder / "stack.py").write_text(text)
+    approve(place.graph_paths, text)
     return folder
 
 
 def test_a_skill_is_added_to_a_graph_that_trains_and_to_one_that_does_not(place, mine, capsys):
+    storage.remove_tree(place.graph_paths.approvals)  # a dry run says so here
     daemon = place.start(*LOCAL)
     until(lambda: place.statuses().get(WOOD) == "running" and place.launches(), seconds=60)
     code, said = say(place, capsys, "add", str(mine), *WAIT)
     assert (code, json.loads(said)["outcome"]) == (0, "done")
+    assert len([*place.graph_paths.approvals.iterdir()]) == 1
     until(lambda: "Stack Wood" in place.launches(), seconds=60)
     code, said = say(place, capsys, "add", str(mine), *WAIT)
     assert (code, json.loads(said)["outcome"]) == (0, "done"), "the same file may be sent again"

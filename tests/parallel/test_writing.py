@@ -14,13 +14,13 @@ from flowrl import notices
 from flowrl.errors import EXIT_INTERRUPTED, EXIT_USAGE
 from flowrl.llm.transcript import NEXT, Answered, Begun, Ended, read_events
 from flowrl.parallel.writing import WRITING
-from tests.judging.endpoint import KEY, FakeEndpoint, serving
+from tests.judging.endpoint import KEY, FakeEndpoint, needs_openai, serving
 from tests.llm.making import amounts, approve, contract, rewards, scripted
 from tests.parallel.making import TABLE, WOOD
 from tests.parallel.stand_in_story import Place, ended
 from tests.waiting import until
 
-openai = pytest.importorskip("openai", reason="the extra 'llm' is not installed")
+pytestmark = needs_openai
 FIRST = (contract(), rewards())
 SECOND = (contract("Fell More", gain=amounts({"beams": "n"})), rewards())
 GIVEN_UP = contract("Fell None", gain=[])
@@ -33,12 +33,19 @@ def endpoint(monkeypatch):
         yield scripted(found, FIRST)
 
 
-@pytest.fixture
-def place(tmp_path):
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory):
     """A graph with one trained skill, and the approval that the dry run would give."""
-    place = Place(tmp_path)
+    place = Place(tmp_path_factory.mktemp("begun"))
     assert place.run("--launcher=local", f"--target_skill={WOOD}")[0] == 0
     approve(place.graph_paths.root)
+    return place
+
+
+@pytest.fixture
+def place(begun, tmp_path):
+    """A copy of that graph."""
+    place = begun.copied(tmp_path)
     yield place
     place.end()
 
@@ -93,21 +100,28 @@ def test_so_many_skills_are_written_and_trained_in_all_starts_together(place, en
 def test_an_endpoint_that_hangs_holds_up_nothing_and_its_child_ends_with_the_scheduler(
     place, endpoint
 ):
-    """The scheduler is killed, interrupted and ended; then the same command goes on."""
+    """The scheduler is killed, interrupted and stopped; then the same command goes on."""
     place.order({TABLE: {"gate": "open"}})
+    stop = [sys.executable, "-m", "flowrl", "stop", str(place.graph_paths.root)]
     endpoint.delay_seconds = 600.0
     endpoint.say = lambda data: contract() if '"wish"' in data else rewards()
-    for number, sent in enumerate((signal.SIGKILL, signal.SIGINT, signal.SIGTERM), start=1):
+    codes = {signal.SIGKILL: -signal.SIGKILL, signal.SIGINT: EXIT_INTERRUPTED, None: 0}
+    for number, sent in enumerate(codes, start=1):
         daemon = place.start(*words(endpoint, 1, target=TABLE))
         until(lambda number=number: len(endpoint.asked) == number)
         place.open("open")
         until(lambda: place.statuses() == {WOOD: "completed", TABLE: "completed"})
         child = writer_of(daemon)
         assert daemon.poll() is None, "it stays while the child asks"
-        daemon.send_signal(sent)
-        expected = -sent if sent == signal.SIGKILL else EXIT_INTERRUPTED
-        assert ended(daemon)[0] == expected
-        until(lambda child=child: not child.is_running())
+        if sent is None:
+            subprocess.run(stop, check=True)
+        else:
+            daemon.send_signal(sent)
+        assert ended(daemon)[0] == codes[sent]
+        if sent is not None:
+            until(lambda child=child: not child.is_running())
+        assert not child.is_running(), "a stop has ended it before"
+        assert len(endpoint.asked) == number, "no other one was begun"
     endpoint.released.set()
     assert place.run(*words(endpoint, 1, target=TABLE))[0] == 0
     assert [skill for skill, _ in place.experts().values()] == [WOOD, TABLE, "Fell Trees"]
@@ -118,11 +132,8 @@ def test_an_endpoint_that_hangs_holds_up_nothing_and_its_child_ends_with_the_sch
     assert answers(place) == 2
 
 
-@pytest.mark.parametrize("event", ["answered", "ended"])
-def test_a_child_that_is_killed_is_told_and_pays_for_nothing_twice(
-    place, endpoint, event, monkeypatch
-):
-    monkeypatch.setenv("FLOWRL_FAULT", f"transcript.{event}:kill")
+def test_a_child_that_is_killed_is_told_and_pays_for_nothing_twice(place, endpoint, monkeypatch):
+    monkeypatch.setenv("FLOWRL_FAULT", "transcript.answered:kill")
     assert place.run(*words(endpoint, 1))[0] == 0
     assert "flowrl write ended with exit code -9" in told(place)
     monkeypatch.delenv("FLOWRL_FAULT")
@@ -163,18 +174,6 @@ def test_an_endpoint_that_cannot_be_asked_stops_the_asking_by_a_notice(
     assert told(place) == ""
     assert answers(place) == 2
     assert [skill for skill, _ in place.experts().values()] == [WOOD, "Fell Trees"]
-
-
-def test_a_stop_ends_the_child_and_begins_no_other(place, endpoint):
-    endpoint.delay_seconds = 600.0
-    daemon = place.start(*words(endpoint, 1))
-    until(lambda: endpoint.asked)
-    child = writer_of(daemon)
-    stop = [sys.executable, "-m", "flowrl", "stop", str(place.graph_paths.root)]
-    subprocess.run(stop, check=True)
-    assert ended(daemon)[0] == 0
-    assert not child.is_running()
-    assert len(endpoint.asked) == 1
 
 
 GOOD = "--base_url http://localhost:1/v1 --model m"

@@ -16,11 +16,12 @@ from flowrl import runs
 from flowrl.command_line import parse
 from flowrl.errors import EXIT_RESUMABLE, EXIT_USAGE, ConfigError
 from flowrl.experts import checkpoint
+from flowrl.ppo.processes import common_digest
 from flowrl.ppo_flow import refuse_used_port
 from flowrl.runs import TrainConfig
 from tests.ppo.chaos_pair import FRAMES, begin, ended, follower_of, lives, one_of_two
 from tests.ppo.modules import run_folder
-from tests.waiting import until
+from tests.waiting import AT_ONCE, until
 
 FOREVER = ("--total_timesteps=1e9", "--no_anneal_lr", "--success_state_rate=1")
 pytestmark = pytest.mark.timeout(300)
@@ -46,7 +47,9 @@ def run_paths(tmp_path):
 
 def training(run_paths, trainer: subprocess.Popen[str]) -> int:
     """Wait until both processes train; the other's pid."""
-    until(lambda: run_paths.metrics.exists() or trainer.poll() is not None, seconds=120)
+    until(
+        lambda: run_paths.metrics.exists() or trainer.poll() is not None, seconds=120, every=AT_ONCE
+    )
     assert trainer.poll() is None, ended(trainer)
     return follower_of(trainer)
 
@@ -78,21 +81,37 @@ def test_a_process_that_compiles_40_seconds_longer_is_waited_for(run_paths, proc
     assert runs.read_result(run_paths).updates == 6
 
 
-@pytest.mark.parametrize("flag", ["--lr=0.1", "--lr=0.001"])
-def test_processes_that_differ_are_all_refused(run_paths, tmp_path, flag):
+def test_processes_that_differ_are_all_refused(run_paths, tmp_path):
     other = run_folder(tmp_path / "other")
-    if flag == "--lr=0.001":  # the default: the modules differ alone
-        other.module.write_text(other.module.read_text() + "# another\n")
+    other.module.write_text(other.module.read_text() + "# another\n")
     where = ("--num_processes=2", f"--coordinator={free_port()}", "--num_devices=2")
     both = [
         begin(run_paths.folder, *where, "--process_id=0"),
-        begin(other.folder, *where, "--process_id=1", flag),
+        begin(other.folder, *where, "--process_id=1"),
     ]
     for code, said in map(ended, both):
         assert code == EXIT_USAGE, said
         (line,) = errors(said)
         assert "the 2 processes have different command lines, modules or sources; start all" in line
         assert "Traceback" not in said
+
+
+def test_processes_differ_by_their_flags_their_modules_and_their_records(run_paths):
+    def digest(*flags: str) -> str:
+        words = [f"--module_path={run_paths.module}", "--num_processes=2", *flags]
+        return common_digest(parse(TrainConfig, words))
+
+    first, module = digest(), run_paths.module.read_text()
+    where = ("--coordinator=127.0.0.1:9", "--process_id=1")
+    assert digest(*where[:1]) == digest(*where)
+    others = {digest("--lr=0.1"), digest(*where)}
+    run_paths.module.write_text(f"{module}# another\n")
+    others.add(digest())
+    run_paths.module.write_text(module)
+    assert digest() == first
+    run_paths.run_json.write_text("{}")
+    others.add(digest())
+    assert len(others - {first}) == 4
 
 
 @pytest.mark.parametrize("stopped", [0, pytest.param(1, marks=pytest.mark.slow)])
@@ -111,13 +130,18 @@ def test_a_stop_of_one_process_stops_all_and_the_run_goes_on(run_paths, stopped)
     assert (result.updates, result.frames) == (before + 3, (before + 3) * FRAMES)
 
 
-def test_a_process_that_is_killed_ends_the_other_with_85(run_paths):
+def test_a_process_that_is_killed_ends_the_other_with_85_and_the_run_goes_on(run_paths):
     trainer = begin(run_paths.folder, "--num_processes=2", *FOREVER)
     os.kill(training(run_paths, trainer), signal.SIGKILL)
     code, said = ended(trainer)
     assert code == EXIT_RESUMABLE
     assert "another process of this run is lost" in said.splitlines()[-1]
     assert "Traceback" not in said
+    whole = (updates(run_paths) + 3) * FRAMES
+    again = begin(run_paths.folder, "--num_processes=2", *FOREVER, f"--total_timesteps={whole}")
+    assert ended(again)[0] == 0
+    result = runs.read_result(run_paths)
+    assert result.frames == sum(expert.acted for expert in result.experts) == whole
 
 
 def test_no_process_outlives_the_one_that_started_it(run_paths):
@@ -166,9 +190,8 @@ def test_every_process_has_a_device_unless_more_are_asked_for():
     assert devices("--num_processes=2", "--num_devices=4") == 4
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_run_of_two_processes_is_whole_after_a_fault_at_a_random_instant(tmp_path, number):
     (found,) = one_of_two(tmp_path, random.Random(4), number)
     assert (found.lost, found.merged_twice, found.left_over) == (0, 0, 0), found

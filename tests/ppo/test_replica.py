@@ -24,7 +24,7 @@ from flowrl.runs import read_result
 from tests.games.installing import graph_of
 from tests.launchers.conftest import nothing_survives, server_folder  # noqa: F401
 from tests.parallel.making import prepare
-from tests.waiting import limit, until
+from tests.waiting import AT_ONCE, limit, until
 
 BERRY = "Pick Berry"
 CONFIG = PPOConfig(
@@ -77,7 +77,7 @@ def test_a_run_whose_replicas_are_killed_ends_as_one_whose_are_not(tmp_path):
     said = whole.communicate(timeout=limit(300))[1]
     assert whole.returncode == 0, said
     killed = begin(layouts[1], config)
-    until(lambda: has_round(layouts[1], 1) or killed.poll() is not None, seconds=200)
+    until(lambda: has_round(layouts[1], 1) or killed.poll() is not None, seconds=200, every=AT_ONCE)
     os.kill(children_of(killed.pid)[0], signal.SIGKILL)
     said = killed.communicate(timeout=limit(300))[1]
     assert killed.returncode == 0, said
@@ -102,7 +102,7 @@ def test_a_run_with_the_outer_step_goes_on_with_the_same_bits(tmp_path):
     said = whole.communicate(timeout=limit(300))[1]
     assert whole.returncode == 0, said
     killed = begin(layouts[1], config)
-    until(lambda: has_round(layouts[1], 2) or killed.poll() is not None, seconds=200)
+    until(lambda: has_round(layouts[1], 2) or killed.poll() is not None, seconds=200, every=AT_ONCE)
     killed.kill()
     killed.communicate()
     resumed = begin(layouts[1], config)
@@ -121,7 +121,7 @@ def test_a_run_with_the_outer_step_goes_on_with_the_same_bits(tmp_path):
 def test_replicas_end_with_their_averager_while_they_compile(tmp_path, number, code):
     run_paths = prepared(tmp_path / "graph")
     averager = begin(run_paths)
-    until(lambda: len(children_of(averager.pid)) == 2)
+    until(lambda: len(children_of(averager.pid)) == 2, every=AT_ONCE)
     pids = children_of(averager.pid)
     averager.send_signal(number)
     averager.communicate()
@@ -178,7 +178,7 @@ def test_replicas_are_one_run_to_a_scheduler_that_is_killed(tmp_path, server_fol
         return subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
 
     first = scheduler()
-    until(lambda: has_round(run_paths, 2) or first.poll() is not None, seconds=300)
+    until(lambda: has_round(run_paths, 2) or first.poll() is not None, seconds=300, every=AT_ONCE)
     assert first.poll() is None, first.communicate()
     first.kill()
     first.communicate()

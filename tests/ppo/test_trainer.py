@@ -214,12 +214,13 @@ def test_seeds_are_trained_on_and_an_idle_one_comes_back_bit_for_bit(run_paths):
     )
 
 
-@pytest.mark.parametrize("code", [EXIT_RESUMABLE, EXIT_INTERRUPTED], ids=["SIGTERM", "Ctrl-C"])
-def test_a_stopped_run_goes_on_where_it_was(run_paths, code):
-    assert trainer.run(config_of(run_paths), Countdown(2, code)) == code
+def test_a_stopped_run_goes_on_where_it_was(run_paths):
+    """Twice, and once for each reason to stop."""
+    stopped = Countdown(2, EXIT_INTERRUPTED)
+    assert trainer.run(config_of(run_paths), stopped) == EXIT_INTERRUPTED
     assert not run_paths.result_json.exists()
     assert not run_paths.finals.exists()
-    assert trainer.run(config_of(run_paths), Countdown(2, code)) == code
+    assert trainer.run(config_of(run_paths), Countdown(2)) == EXIT_RESUMABLE
     assert trainer.run(config_of(run_paths), StopSignal()) == 0
     result = runs.read_result(run_paths)
     assert (result.updates, result.frames) == (5, 5 * FRAMES)
@@ -285,7 +286,6 @@ def test_a_prune_that_comes_with_the_last_update_changes_nothing(run_paths):
 
 def test_a_run_goes_on_with_another_number_of_threads(run_paths):
     assert trainer.run(config_of(run_paths, acting_threads=2), Countdown(2)) == EXIT_RESUMABLE
-    assert trainer.run(config_of(run_paths, acting_threads=4), Countdown(2)) == EXIT_RESUMABLE
     assert trainer.run(config_of(run_paths), StopSignal()) == 0
     assert runs.read_result(run_paths).frames == 5 * FRAMES
 
@@ -556,25 +556,20 @@ def cache(tmp_path):
 
 
 def test_a_run_by_kept_programs_is_that_of_a_run_that_traces(run_paths, monkeypatch, cache):
-    found = []
-    for folder in (None, cache / "programs", cache / "programs"):
+    """Also when it is stopped and goes on."""
+    found, kept, whole = [], cache / "programs", StopSignal()
+    starts = ((None, whole), (kept, whole), (kept, whole), (kept, Countdown(2)), (kept, whole))
+    for folder, stop in starts:
         env = Watched()
         monkeypatch.setattr(
             trainer, "open_env", partial(opened, lambda e=env: e, ProgramCache(folder))
         )
-        trainer.run(config_of(run_paths, compile_cache=cache), StopSignal())
-        found.append((finals(run_paths), env.traced))
-    assert [traced for _, traced in found] == [True, True, False]
+        code = trainer.run(config_of(run_paths, compile_cache=cache), stop)
+        assert code == (0 if stop is whole else EXIT_RESUMABLE)
+        found.append((finals(run_paths) if stop is whole else [], env.traced))
+    assert [traced for _, traced in found] == [True, True, False, False, False]
     assert same(found[0][0], found[1][0])
     assert same(found[0][0], found[2][0])
-
-
-def test_a_run_by_kept_programs_is_stopped_and_goes_on(run_paths, monkeypatch, cache):
-    for stop, code in ((Countdown(2), EXIT_RESUMABLE), (StopSignal(), 0)):
-        env, kept = Watched(), ProgramCache(cache / "programs")
-        monkeypatch.setattr(trainer, "open_env", partial(opened, lambda e=env: e, kept))
-        assert trainer.run(config_of(run_paths, compile_cache=cache), stop) == code
-    assert not env.traced
     assert runs.read_result(run_paths).updates == 5
 
 

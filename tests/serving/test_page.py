@@ -258,19 +258,20 @@ def test_a_graph_is_watched_while_it_trains(tmp_path, serve, page):
     root = tmp_path / "graph"
     env_of_tiny = {"PYTHONPATH": installed(tmp_path)}
     words = [sys.executable, "-m", "flowrl.bottomup_parallel", f"--graph-path={root}", *FLAGS]
+    words += ["--max_nodes=1"]
     with (tmp_path / "train.log").open("w") as log:
         trained = subprocess.Popen(words, env={**os.environ, **env_of_tiny}, stderr=log, stdout=log)
     try:
         until((root / "scheduler_state.json").exists)
         shown(page, serve(root))
         expect(page.locator("#facts")).to_contain_text(f"process {trained.pid} ")
-        expect(page.locator("#tally")).to_have_text("2 completed", timeout=limit(120_000))
+        expect(page.locator("#tally")).to_have_text("1 completed", timeout=limit(120_000))
         trained.wait(limit(60))
     finally:
         trained.kill()
         trained.wait()
     expect(page.locator("#facts")).to_contain_text("none, all has ended")
-    page.get_by_role("button", name="Bake Pie", exact=True).click()
+    page.get_by_role("button", name="Pick Berry", exact=True).click()
     expect(page.locator("#skill-body")).to_contain_text("episodes succeed")
     expect(page.locator("#skill-body canvas").first).to_be_visible()
     shutil.rmtree(root)

@@ -16,7 +16,6 @@ import pytest
 
 from flowrl.errors import LaunchError
 from flowrl.games.base import find_game
-from flowrl.launchers.sandbox import confinement
 from flowrl.runs import CodeApproval
 from flowrl.skills.skill import parse_skill, skill_from_data
 from flowrl.skills.validation import dry_run
@@ -26,8 +25,6 @@ from tests.envs.making import CLASSIC, FULL
 from tests.skills.hostile import reward
 from tests.skills.making import skill_text
 
-HERE = confinement("auto")
-needs_bubblewrap = pytest.mark.skipif(HERE.program is None, reason=HERE.described)
 QUICK = Limits(seconds=3.0, megabytes=512)
 ENDLESS = "while True:\n    pass"
 GREEDY = "x = []\nwhile True:\n    x += [n] * 1000000"
@@ -40,7 +37,27 @@ def code_of(text: str, *, trusted: bool = True, place: str = "skill.py") -> Skil
     return SkillCode.of(skill, CLASSIC)
 
 
+def full_code(is_done: str, *asks: str) -> SkillCode:
+    text = skill_text(is_done=f"def task_is_done({', '.join(asks)}):\n    return {is_done}")
+    return SkillCode.of(parse_skill(text, place="skill.py", env_name=FULL), FULL)
+
+
 GOOD = code_of(skill_text(), trusted=False)
+TOGETHER: dict[str, list[SkillCode]] = {CLASSIC: [], FULL: []}
+Outcomes = dict[str, list[CodeApproval | str]]
+
+
+def together(*codes: SkillCode) -> slice:
+    """Have `outcomes` try these codes, none of which ends its process; returns where theirs are."""
+    own = TOGETHER[codes[0].env_name]
+    own.extend(codes)
+    return slice(len(own) - len(codes), len(own))
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> Outcomes:
+    """What one dry run for each game says of the codes of several tests: it starts in seconds."""
+    return {CLASSIC: try_codes(TOGETHER[CLASSIC], QUICK), FULL: try_codes(TOGETHER[FULL])}
 
 
 def test_each_culprit_is_refused_and_the_others_are_approved(tmp_path):
@@ -89,34 +106,42 @@ def test_each_culprit_is_refused_and_the_others_are_approved(tmp_path):
     assert written.stat().st_size == 0, "of trusted code only bubblewrap keeps files out of reach"
 
 
-def test_a_refusal_names_the_line_of_the_file():
-    text = reward("a = 1.0\nb = 1 / (n - n)\nreturn a + b")
-    [outcome] = try_codes([code_of(text, trusted=False)], QUICK)
-    line = 1 + text[: text.index("b = 1")].count("\n")
+SECOND_LINE = reward("a = 1.0\nb = 1 / (n - n)\nreturn a + b")
+OF_A_LINE = together(code_of(SECOND_LINE, trusted=False))
+
+
+def test_a_refusal_names_the_line_of_the_file(outcomes):
+    [outcome] = outcomes[CLASSIC][OF_A_LINE]
+    line = 1 + SECOND_LINE[: SECOND_LINE.index("b = 1")].count("\n")
     assert isinstance(outcome, str)
     assert outcome.startswith(f"skill.py:{line}: task_reward raises ZeroDivisionError")
 
 
-def test_what_python_cannot_ask_of_features_is_told_with_what_to_write():
-    table = {
-        "return 1.0 * (inventory.wood > 3 and n > 1)": "write a & b, with brackets around each",
-        "return 1.0 * (inventory.wood > 3 or n > 1)": "write a | b, with brackets around each",
-        "return 1.0 * (not inventory.wood)": "write ~a",
-        "return 1.0 * (0 < inventory.wood < 3)": "write (a < b) & (b < c)",
-        "return max(inventory.wood, 1.0)": "write jnp.maximum(a, b)",
-        "return float(inventory.wood)": "write a.astype(float)",
-        "if inventory.wood:\n    return 1.0\nreturn 0.0": "choose by features with jnp.where",
-    }
-    outcomes = try_codes([code_of(reward(body), trusted=False) for body in table], QUICK)
-    for outcome, remedy in zip(outcomes, table.values(), strict=True):
+PYTHON = {
+    "return 1.0 * (inventory.wood > 3 and n > 1)": "write a & b, with brackets around each",
+    "return 1.0 * (inventory.wood > 3 or n > 1)": "write a | b, with brackets around each",
+    "return 1.0 * (not inventory.wood)": "write ~a",
+    "return 1.0 * (0 < inventory.wood < 3)": "write (a < b) & (b < c)",
+    "return max(inventory.wood, 1.0)": "write jnp.maximum(a, b)",
+    "return float(inventory.wood)": "write a.astype(float)",
+    "if inventory.wood:\n    return 1.0\nreturn 0.0": "choose by features with jnp.where",
+}
+OF_PYTHON = together(*(code_of(reward(body), trusted=False) for body in PYTHON))
+
+
+def test_what_python_cannot_ask_of_features_is_told_with_what_to_write(outcomes):
+    for outcome, remedy in zip(outcomes[CLASSIC][OF_PYTHON], PYTHON.values(), strict=True):
         assert remedy in str(outcome)
 
 
-def test_a_function_with_helpers_is_named_by_its_line_and_what_failed():
-    helper = "HALF = 0\n\n\ndef share(x):\n    return x / HALF\n\n\n"
-    text = skill_text(reward="def task_reward(n):\n    return share(n)", head=helper)
-    [outcome] = try_codes([code_of(text, trusted=False)], QUICK)
-    line = 1 + text[: text.index("def task_reward")].count("\n")
+HELPER = "HALF = 0\n\n\ndef share(x):\n    return x / HALF\n\n\n"
+HELPED = skill_text(reward="def task_reward(n):\n    return share(n)", head=HELPER)
+OF_HELPERS = together(code_of(HELPED, trusted=False))
+
+
+def test_a_function_with_helpers_is_named_by_its_line_and_what_failed(outcomes):
+    [outcome] = outcomes[CLASSIC][OF_HELPERS]
+    line = 1 + HELPED[: HELPED.index("def task_reward")].count("\n")
     assert str(outcome).startswith(f"skill.py:{line}: task_reward raises ZeroDivisionError")
     assert "in `return x / HALF`" in str(outcome)
 
@@ -131,45 +156,59 @@ def test_a_skill_may_compute_much_less_than_the_game_itself(game):
     assert own > 20 * 2 * WORK_LIMIT
 
 
-def test_a_skill_that_is_always_done_or_never_is_refused():
+CONSTANT = {
+    "(n):\n    return n > 0": "task_is_done is true in every known state",
+    "(n):\n    return n < 0": "task_is_done is never true",
+    "(inventory):\n    return inventory.wood >= 0": "task_is_done is true in every known state",
+    "(timestep):\n    return timestep == timestep": "task_is_done is true in every known state",
+}
+HONEST = (
+    "(inventory, n):\n    return inventory.diamond > 7 + n",
+    "(achievements):\n    return achievements[3] > 0",
+    "(timestep):\n    return timestep >= 7",
+)
+OF_ENDS = together(
+    *(code_of(skill_text(f"def task_is_done{each}")) for each in [*CONSTANT, *HONEST])
+)
+
+
+def test_a_skill_that_is_always_done_or_never_is_refused(outcomes):
     """Such a skill would yield its gain for nothing, and every plan would use it."""
-    constant = {
-        "(n):\n    return n > 0": "task_is_done is true in every known state",
-        "(n):\n    return n < 0": "task_is_done is never true",
-        "(inventory):\n    return inventory.wood >= 0": "task_is_done is true in every known state",
-        "(timestep):\n    return timestep == timestep": "task_is_done is true in every known state",
-    }
-    honest = [
-        "(inventory, n):\n    return inventory.diamond > 7 + n",
-        "(achievements):\n    return achievements[3] > 0",
-        "(timestep):\n    return timestep >= 7",
-    ]
-    codes = [code_of(skill_text(f"def task_is_done{each}")) for each in [*constant, *honest]]
-    outcomes = try_codes(codes, QUICK)
-    for outcome, why in zip(outcomes, constant.values(), strict=False):
+    found = outcomes[CLASSIC][OF_ENDS]
+    for outcome, why in zip(found, CONSTANT.values(), strict=False):
         assert why in str(outcome)
-    assert all(isinstance(each, CodeApproval) for each in outcomes[len(constant) :])
+    assert all(isinstance(each, CodeApproval) for each in found[len(CONSTANT) :])
 
 
-def test_a_timestep_is_never_zero_where_code_is_tried():
-    text = reward("return 1.0 / timestep + 1.0 / episode_timestep", "timestep, episode_timestep")
-    [outcome] = try_codes([code_of(text, trusted=False)], QUICK)
+BY_TIME = reward("return 1.0 / timestep + 1.0 / episode_timestep", "timestep, episode_timestep")
+OF_TIME = together(code_of(BY_TIME, trusted=False))
+
+
+def test_a_timestep_is_never_zero_where_code_is_tried(outcomes):
+    [outcome] = outcomes[CLASSIC][OF_TIME]
     assert isinstance(outcome, CodeApproval), outcome
 
 
-def test_code_is_tried_with_every_count_that_a_plan_may_have():
-    chooses = code_of(reward("return 1.0 if n > 3 else 0.5"), trusted=False)
-    late = code_of(reward("if n == 10:\n    return achievements\nreturn 0.0"), trusted=False)
-    beyond = code_of(reward("return 1.0 / (n - 11)"), trusted=False)
-    first, second, third = try_codes([chooses, late, beyond], QUICK)
+OF_COUNTS = together(
+    code_of(reward("return 1.0 if n > 3 else 0.5"), trusted=False),
+    code_of(reward("if n == 10:\n    return achievements\nreturn 0.0"), trusted=False),
+    code_of(reward("return 1.0 / (n - 11)"), trusted=False),
+)
+
+
+def test_code_is_tried_with_every_count_that_a_plan_may_have(outcomes):
+    first, second, third = outcomes[CLASSIC][OF_COUNTS]
     assert isinstance(first, CodeApproval)
     assert isinstance(second, str)
     assert isinstance(third, CodeApproval), "an inventory holds 9, so no plan asks for more than 10"
 
 
-def test_trusted_code_may_use_more_of_python_within_the_budget():
-    body = "pairs = [(k, f'{k}') for k in range(3)]\nreturn sum(float(k) for k, _ in pairs) * 1.0"
-    [outcome] = try_codes([code_of(reward(body))], QUICK)
+MORE = "pairs = [(k, f'{k}') for k in range(3)]\nreturn sum(float(k) for k, _ in pairs) * 1.0"
+OF_TRUST = together(code_of(reward(MORE)))
+
+
+def test_trusted_code_may_use_more_of_python_within_the_budget(outcomes):
+    [outcome] = outcomes[CLASSIC][OF_TRUST]
     assert isinstance(outcome, CodeApproval)
     assert outcome.trusted
 
@@ -205,8 +244,7 @@ def test_the_process_has_an_environment_and_a_folder_of_its_own(monkeypatch):
     assert facts["start_new_session"]
 
 
-@needs_bubblewrap
-def test_a_confined_dry_run_reaches_no_file_and_ends_for_the_same_reasons(tmp_path):
+def test_a_confined_dry_run_reaches_no_file_and_ends_for_the_same_reasons(tmp_path, bubblewrap):
     secret = tmp_path / "secret.npy"
     np.save(secret, np.ones(3))
     body = f"return jnp.load('{secret}').sum() * 1.0"
@@ -214,7 +252,7 @@ def test_a_confined_dry_run_reaches_no_file_and_ends_for_the_same_reasons(tmp_pa
     codes = [code_of(reward(text)) for text in (body, ENDLESS, cut)]
     unbound, _ = try_codes(codes[:1] * 2, QUICK)
     assert not isinstance(unbound, str), "or else this would show nothing"
-    read, endless, written = try_codes(codes, QUICK, confine=HERE.in_folder)
+    read, endless, written = try_codes(codes, QUICK, confine=bubblewrap.in_folder)
     assert "FileNotFoundError" in str(read)
     assert "FileNotFoundError" in str(written)
     assert np.load(secret).tolist() == [1, 1, 1]
@@ -238,53 +276,57 @@ def test_an_interrupted_dry_run_leaves_no_process(monkeypatch):
     assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
 
 
-def full_code(is_done: str, *asks: str) -> SkillCode:
-    text = skill_text(is_done=f"def task_is_done({', '.join(asks)}):\n    return {is_done}")
-    return SkillCode.of(parse_skill(text, place="skill.py", env_name=FULL), FULL)
+WRONG = {
+    "player_intrinsics[4] > 3": "number 4 of player_intrinsics, which has 4 there (0 to 3)",
+    "player_intrinsics[-5] > 3": "number -5 of player_intrinsics, which has 4 there",
+    "player_intrinsics[jnp.array([0, 4])].sum() > 3": "number 4 of player_intrinsics",
+    "player_intrinsics[jnp.arange(3) + 2].sum() > 3": "number 4 of player_intrinsics",
+    "jnp.take(player_intrinsics, 7) > 3": "number 7 of player_intrinsics",
+    "(player_intrinsics + 1)[4] > 3": "number 4 of a value, which has 4 there",
+    "achievements[Achievement.COLLECT_WOOD.value + 90] > 0": "number 90 of achievements, which",
+    "monsters_killed[12] > 0": "number 12 of monsters_killed, which has 9 there (0 to 8)",
+    "inventory.potions[6] > 0": "number 6 of inventory.potions, which has 6 there (0 to 5)",
+    "closest_blocks[1, 0, 5] < n": "number 5 of closest_blocks, which has 5 there (0 to 4)",
+    "closest_items[5, 0, 0] < n": "number 5 of closest_items, which has 5 there",
+    "monsters_killed[n] > 0": "number 9 of monsters_killed",
+}
+RIGHT = (
+    "player_intrinsics[-4] > 12",
+    "inventory.potions[jnp.array([0, 5])].sum() > n",
+    "closest_blocks[facing_block, 0, 0] == 0",
+    "achievements[jnp.minimum(n, 66)] > 0",
+    "local_map[4 + player_level_diff, 5] == 3",
+)
+FEATURES = (
+    *("player_intrinsics", "achievements", "monsters_killed", "inventory", "closest_blocks"),
+    *("closest_items", "facing_block", "local_map", "player_level_diff", "n"),
+)
+OF_INDICES = together(*(full_code(body, *FEATURES) for body in (*WRONG, *RIGHT)))
 
 
-def test_an_index_beyond_a_features_shape_is_refused_and_one_within_is_not():
+def test_an_index_beyond_a_features_shape_is_refused_and_one_within_is_not(outcomes):
     """Also a computed one, as far as it can be known; JAX would clamp it."""
-    wrong = {
-        "player_intrinsics[4] > 3": "number 4 of player_intrinsics, which has 4 there (0 to 3)",
-        "player_intrinsics[-5] > 3": "number -5 of player_intrinsics, which has 4 there",
-        "player_intrinsics[jnp.array([0, 4])].sum() > 3": "number 4 of player_intrinsics",
-        "player_intrinsics[jnp.arange(3) + 2].sum() > 3": "number 4 of player_intrinsics",
-        "jnp.take(player_intrinsics, 7) > 3": "number 7 of player_intrinsics",
-        "(player_intrinsics + 1)[4] > 3": "number 4 of a value, which has 4 there",
-        "achievements[Achievement.COLLECT_WOOD.value + 90] > 0": "number 90 of achievements, which",
-        "monsters_killed[12] > 0": "number 12 of monsters_killed, which has 9 there (0 to 8)",
-        "inventory.potions[6] > 0": "number 6 of inventory.potions, which has 6 there (0 to 5)",
-        "closest_blocks[1, 0, 5] < n": "number 5 of closest_blocks, which has 5 there (0 to 4)",
-        "closest_items[5, 0, 0] < n": "number 5 of closest_items, which has 5 there",
-        "monsters_killed[n] > 0": "number 9 of monsters_killed",
-    }
-    right = [
-        "player_intrinsics[-4] > 12",
-        "inventory.potions[jnp.array([0, 5])].sum() > n",
-        "closest_blocks[facing_block, 0, 0] == 0",
-        "achievements[jnp.minimum(n, 66)] > 0",
-        "local_map[4 + player_level_diff, 5] == 3",
-    ]
-    features = ("player_intrinsics", "achievements", "monsters_killed", "inventory")
-    features += ("closest_blocks", "closest_items", "facing_block", "local_map")
-    features += ("player_level_diff", "n")
-    outcomes = try_codes([full_code(body, *features) for body in (*wrong, *right)])
-    for (body, what), outcome in zip(wrong.items(), outcomes, strict=False):
+    found = outcomes[FULL][OF_INDICES]
+    for (body, what), outcome in zip(WRONG.items(), found, strict=False):
         assert f"task_is_done asks for {what}" in str(outcome), (body, outcome)
-    for body, outcome in zip(right, outcomes[len(wrong) :], strict=True):
+    for body, outcome in zip(RIGHT, found[len(WRONG) :], strict=True):
         assert isinstance(outcome, CodeApproval), (body, outcome)
 
 
-def test_a_success_before_anything_is_done_is_refused_unless_the_skill_begins_elsewhere():
-    first = full_code("monsters_killed[0] >= 8", "monsters_killed")
-    surface = full_code("player_level == 0", "player_level")
-    way = {"requirements": {"on_floor": 1}, "gain": {"on_floor": 0}}
-    code = {"is_done": surface.is_done, "reward": surface.reward}
-    back = SkillCode.of(skill_from_data("Return", {**way, **code}), FULL)
-    well = full_code("jnp.all(player_intrinsics[1:] >= 7)", "player_intrinsics")
-    day = full_code("light_level > 0.5", "light_level")
-    outcomes = try_codes([first, surface, back, well, day])
-    for outcome in outcomes[:2]:
+SURFACE = full_code("player_level == 0", "player_level")
+BACK = {"requirements": {"on_floor": 1}, "gain": {"on_floor": 0}}
+BACK |= {"is_done": SURFACE.is_done, "reward": SURFACE.reward}
+OF_BEGINNINGS = together(
+    full_code("monsters_killed[0] >= 8", "monsters_killed"),
+    SURFACE,
+    SkillCode.of(skill_from_data("Return", BACK), FULL),
+    full_code("jnp.all(player_intrinsics[1:] >= 7)", "player_intrinsics"),
+    full_code("light_level > 0.5", "light_level"),
+)
+
+
+def test_a_success_before_anything_is_done_is_refused_unless_the_skill_begins_elsewhere(outcomes):
+    found = outcomes[FULL][OF_BEGINNINGS]
+    for outcome in found[:2]:
         assert "is true in all 280 states in which nothing was done on purpose" in str(outcome)
-    assert all(isinstance(outcome, CodeApproval) for outcome in outcomes[2:]), outcomes
+    assert all(isinstance(outcome, CodeApproval) for outcome in found[2:]), found

@@ -150,32 +150,36 @@ def test_what_is_better_on_fresh_seeds_becomes_the_skills_settings(place, sweep)
     assert first.endswith(f"({place.records()[1]['point']}), {shown}") or first.endswith(shown)
 
 
-@pytest.mark.parametrize(
-    ("printed", "why"),
-    [
-        (None, "it broke off"),
-        (b"[3, 4]\n[3]", "the evaluation of trials is malformed"),
-        (b"[3, 4, 5, 257]", "the evaluation of trials is malformed"),
-        (b"", "the evaluation of trials is malformed"),
-    ],
-)
-def test_an_evaluation_that_breaks_off_confirms_nothing(place, sweep, monkeypatch, printed, why):
-    def broken(*_, **__):
-        if printed is None:
-            raise ConfinedError("it broke off", 1)
-        return printed
+MALFORMED = "the evaluation of trials is malformed"
+BROKEN = {
+    None: "it broke off",
+    b"[3, 4]\n[3]": MALFORMED,
+    b"[3, 4, 5, 257]": MALFORMED,
+    b"": MALFORMED,
+}
 
-    with monkeypatch.context() as patch:
-        patch.setattr("flowrl.tuning.outcome.confined_run", broken)
-        found, _, said = sweep(*CONFIRMED)
+
+def test_an_evaluation_that_breaks_off_confirms_nothing(place, sweep, monkeypatch):
+    flags = CONFIRMED
+    for printed, why in BROKEN.items():
+
+        def broken(*_, printed=printed, **__):
+            if printed is None:
+                raise ConfinedError("it broke off", 1)
+            return printed
+
+        with monkeypatch.context() as patch:
+            patch.setattr("flowrl.tuning.outcome.confined_run", broken)
+            found, _, said = sweep(*flags)
+            flags = ()  # the same again goes on from there
         assert found == 1
         assert why in said.splitlines()[-1]
-    assert not place.sweep_paths.outcome_json.exists()
-    first, second, *_ = sweep("status")[1].splitlines()
-    assert "confirming, 2 of 2 trials have ended" in first
-    goes_on = f"flowrl sweep {place.graph_paths.root} --name s goes on"
-    assert second == f"  no sweeper lives; {goes_on}"
-    assert sweep()[0] == 0  # the same again goes on from there
+        assert not place.sweep_paths.outcome_json.exists()
+        first, second, *_ = sweep("status")[1].splitlines()
+        assert "confirming, 2 of 2 trials have ended" in first
+        goes_on = f"flowrl sweep {place.graph_paths.root} --name s goes on"
+        assert second == f"  no sweeper lives; {goes_on}"
+    assert sweep()[0] == 0
     assert len(place.launches()) == 6
 
 
