@@ -44,8 +44,8 @@ LAYERS = tuple(f"dense_{number}" for number in range(_HIDDEN_LAYERS + 1))
 class PlannedStep:
     """One line of a run's plan: which skill, how often, by which expert (global index).
 
-    It may take `max_steps` environment steps (None: `--max_task_steps`), and leaves `gains`. Later
-    steps need what it `keeps`, and the `facts` that other steps have brought about.
+    It may take `max_steps` timesteps (None: `--max_task_steps`), and leaves `gains`. Later steps
+    need what it `keeps`, and the `facts` that other steps have brought about.
     """
 
     skill: SkillName
@@ -92,29 +92,23 @@ class ExpertVersion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodeApproval:
-    """An approval of two skill functions, by the digest of their code; `trusted`: unchecked.
-
-    `begins_anew`: in a new world they are not done before anything is.
-    """
+    """An approval of two skill functions, by the digest of their code; `trusted`: unchecked."""
 
     digest: Word
     trusted: bool = False
-    begins_anew: bool = True
+    begins_anew: bool = True  # nor is a new world a success
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRun:
-    """The record of a run; written once, before launch.
-
-    `experts[local]` is the global index of a local expert; `expert` is the new one among them.
-    """
+    """The record of a run, written once, before launch; `expert` is the new one of `experts`."""
 
     run_id: Word
     skill: SkillName
     expert: Natural
     attempt: Natural
     plan: tuple[PlannedStep, ...]
-    experts: tuple[Natural, ...]
+    experts: tuple[Natural, ...]  # global indices, by local index
     ancestors: tuple[ExpertVersion, ...]
     config: Mapping[str, Any]
     module_sha256: Word | None = None  # of the generated module; None until it is generated
@@ -190,10 +184,8 @@ class StepEnds:
 class RunResult:
     """The result of a run; written last, only by a whole run.
 
-    The sum of `acted` is `frames`, or that of the update whose experts are kept.
-
-    The experts and rates are those of the update with the most success; where that was not the last
-    one, `kept_update` is its number, and `last_success_rate` that of the last.
+    Experts, what they have `acted` and rates are those of the update with the most success. If that
+    was not the last one, `kept_update` is its number, and `last_success_rate` that of the last.
     """
 
     run_id: Word

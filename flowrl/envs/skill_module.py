@@ -135,7 +135,7 @@ def terms_of(path: Path) -> tuple[list[str], Callable[..., Any]]:
     }
     terms = list(_summed(last.value, once))
     last.value = ast.Tuple(terms, ast.Load())
-    digest = code_digest(*frame.functions[-3:-1], frame.game.name)
+    digest = code_digest(frame.functions[-3], frame.functions[-2], frame.game.name)
     trusted = any(each.digest == digest and each.trusted for each in _approvals_of(path) or ())
     [function] = execute_functions([reward], frame.game, place=frame.place, trusted=trusted)
     return [ast.unparse(term) for term in terms], function

@@ -75,9 +75,8 @@ def read_arrays(folders: Sequence[Path], expected: Shapes) -> tuple[ArrayReport,
         finally:
             child.kill()  # does nothing to a child that has ended
     if child.returncode in _ENDED_FROM_OUTSIDE:
-        raise BusyError(
-            f"the reader of {names} was ended by signal {-child.returncode}; try again later"
-        )
+        ended = f"was ended by signal {-child.returncode}"
+        raise BusyError(f"the reader of {names} {ended}; try again later")
     lines = errors.decode(errors="replace").strip().splitlines()
     said = lines[-1][:200] if lines else "no error message"
     ready, _, found = answer.partition(b"\n")

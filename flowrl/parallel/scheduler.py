@@ -82,9 +82,8 @@ class SkillScheduler:
           shared_folder: whether schedulers on other hosts could use the folder.
           schedule: values of `ScheduleConfig`'s flags; ConfigError says which makes no sense.
         """
-        self.graph_paths = (
-            base_dir if isinstance(base_dir, GraphPaths) else GraphPaths(Path(base_dir))
-        )
+        given = isinstance(base_dir, GraphPaths)
+        self.graph_paths = base_dir if given else GraphPaths(Path(base_dir))
         self.schedule = checked(ScheduleConfig(**schedule))
         self.devices = dict(devices)
         self._secrets = secrets_of(os.environ, pass_env)

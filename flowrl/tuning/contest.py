@@ -66,7 +66,7 @@ class Term:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class SuccessAt:
     """The success of the newest episodes in training after so many frames."""
 
     frames: Natural
@@ -87,7 +87,7 @@ class Standing:
     episodes: Positive = EPISODES
     frames: Natural = 0
     why: str = ""
-    curve: tuple[Point, ...] = ()
+    curve: tuple[SuccessAt, ...] = ()
     loss: str = ""
     terms: tuple[Term, ...] = ()
 
@@ -325,7 +325,7 @@ class Contest:
         curve = read_curve(run_paths.metrics)
         ends = (math.ceil(len(curve) * part / _POINTS) for part in range(1, _POINTS + 1))
         kept = (curve[end - 1] for end in ends if curve)
-        points = dict.fromkeys(Point(frames=each.frames, success=each.success) for each in kept)
+        points = dict.fromkeys(SuccessAt(frames=each.frames, success=each.success) for each in kept)
         found = explanation_of_run(self.graph_paths, run_paths)
         loss = f"{found.line}; {found.remedy}" if found else ""
         return {"frames": read_result(run_paths).frames, "curve": (*points,), "loss": loss}
