@@ -74,26 +74,18 @@ def read_arrays(folders: Sequence[Path], expected: Shapes) -> tuple[ArrayReport,
             ) from error
         finally:
             child.kill()  # does nothing to a child that has ended
-    if child.returncode in _ENDED_FROM_OUTSIDE:
-        ended = f"was ended by signal {-child.returncode}"
-        raise BusyError(f"the reader of {names} {ended}; try again later")
     lines = errors.decode(errors="replace").strip().splitlines()
     said = lines[-1][:200] if lines else "no error message"
+    how = f"the reader ended with {child.returncode}: {said}"
     ready, _, found = answer.partition(b"\n")
     short = _is_limited(order["memory_bytes"]) or os.strerror(errno.EAGAIN) in said
-    if not ready or (child.returncode and short):
-        raise BusyError(
-            f"the arrays in {names} cannot be read now (the reader ended with {child.returncode}: "
-            f"{said}); try again later"
-        )
+    if not ready or child.returncode in _ENDED_FROM_OUTSIDE or (child.returncode and short):
+        raise BusyError(f"the arrays in {names} cannot be read now ({how}); try again later")
     try:
-        if child.returncode:
-            raise ValueError(said)
-        reports = json.loads(found)
+        reports = json.loads(b"" if child.returncode else found)
     except ValueError as error:
         raise ExpertCorruptError(
-            f"the arrays in {names} cannot be read (the reader ended with {child.returncode}: "
-            f"{error}); train again"
+            f"the arrays in {names} cannot be read ({how}); train again"
         ) from error
     return tuple(
         ArrayReport(**{**item, "differences": tuple(map(tuple, item["differences"]))})

@@ -82,8 +82,9 @@ class SkillScheduler:
           shared_folder: whether schedulers on other hosts could use the folder.
           schedule: values of `ScheduleConfig`'s flags; ConfigError says which makes no sense.
         """
-        given = isinstance(base_dir, GraphPaths)
-        self.graph_paths = base_dir if given else GraphPaths(Path(base_dir))
+        self.graph_paths = (
+            base_dir if isinstance(base_dir, GraphPaths) else GraphPaths(Path(base_dir))
+        )
         self.schedule = checked(ScheduleConfig(**schedule))
         self.devices = dict(devices)
         self._secrets = secrets_of(os.environ, pass_env)
@@ -95,11 +96,7 @@ class SkillScheduler:
         self.inbox = Inbox(self.graph_paths)
         self.state_file = StateFile(self.graph_paths.scheduler_state)
         self.disk = DiskHealth(self.graph_paths, probe=lambda: self.state_file.save(self.state))
-        self._limits = RunLimits(
-            silent_seconds=self.schedule.stall_timeout,
-            run_seconds=self.schedule.run_timeout,
-            look_seconds=self.schedule.scheduler_poll_interval + _TICK_SECONDS,
-        )
+        self._limits = _limits_of(self.schedule)
         self._callbacks: dict[type, Callable[[str], object]] = {}
         self._state: SchedulerState | None = None  # until the folder is locked
         self._saved: SchedulerState | None = None
@@ -400,6 +397,14 @@ class SkillScheduler:
         if self._executor is None:
             raise ConfigError("there is no backend; call set_callbacks(backend=…) first")
         return self._executor
+
+
+def _limits_of(schedule: ScheduleConfig) -> RunLimits:
+    return RunLimits(
+        silent_seconds=schedule.stall_timeout,
+        run_seconds=schedule.run_timeout,
+        look_seconds=schedule.scheduler_poll_interval + _TICK_SECONDS,
+    )
 
 
 def _skill_of(name: str, data: Skill | Mapping[str, Any]) -> Skill:

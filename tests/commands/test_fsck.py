@@ -122,7 +122,7 @@ def test_a_repair_removes_what_a_killed_merge_left(graph_paths, capsys):
     part = graph_paths.checkpoints / ".global_latest.json.0a.part"
     left = [
         graph_paths.expert_folder(0, WOOD) / name
-        for name in (".tmp-x", "v000001-e0.0.trash", "v000009-dead")
+        for name in (".tmp-x", "v000001-e0.0.trash", "v000004-dead")
     ]
     for folder in left:
         make_expert(folder, "left")
