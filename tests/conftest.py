@@ -60,7 +60,7 @@ LONGEST = (
 
 # JAX reads these as it is imported, which the tests do next.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(compile_cache(None, os.environ)))
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 # How long an example takes is the machine's affair, and each run tries the same ones.
