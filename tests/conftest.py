@@ -28,33 +28,39 @@ LIGHT = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
 # The files that take longest, longest first: none of them is to be begun when all else has ended.
 LONGEST = (
     "test_story.py",
-    "parallel/test_writing.py",
+    "ppo/test_sharded_update.py",
+    "games/test_gymnax.py",
     "parallel/test_integration.py",
-    "chaos/test_processes.py",
-    "parallel/test_train_more.py",
-    "launchers/test_ray.py",
     "ppo/test_processes.py",
+    "chaos/test_processes.py",
+    "launchers/test_ray.py",
+    "ppo/test_trainer.py",
+    "parallel/test_writing.py",
+    "parallel/test_slurm_training.py",
+    "games/test_a_game_of_ones_own.py",
+    "serving/test_page.py",
+    "averaging/test_replicas.py",
+    "commands/test_write.py",
+    "parallel/test_train_more.py",
+    "parallel/test_steering.py",
+    "commands/test_improve.py",
+    "ppo/test_replica.py",
+    "commands/test_judge.py",
+    "chaos/test_slurm.py",
+    "skills/test_library.py",
+    "skills/test_dry_run.py",
     "skills/test_hostile_skills.py",
     "skills/test_honest_skills.py",
-    "ppo/test_trainer.py",
-    "ppo/test_sharded_update.py",
-    "parallel/test_slurm_training.py",
-    "games/test_gymnax.py",
-    "skills/test_dry_run.py",
-    "games/test_a_game_of_ones_own.py",
-    "commands/test_judge.py",
-    "averaging/test_replicas.py",
     "analysis/test_analyse.py",
-    "tuning/test_sweep.py",
     "ppo/test_learning.py",
-    "ppo/test_replica.py",
+    "tuning/test_sweep.py",
     "test_ppo_flow.py",
     "ppo/test_sharded_game.py",
 )
 
 # JAX reads these as it is imported, which the tests do next.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(compile_cache(None, os.environ)))
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 # How long an example takes is the machine's affair, and each run tries the same ones.
