@@ -27,7 +27,7 @@ from flowrl.parallel.health import daemon_of, in_words
 from flowrl.parallel.recovery import recorded_config
 from flowrl.parallel.status import Running
 from flowrl.paths import GraphPaths, graph_or_sweep
-from flowrl.reports.status import ENDED, SkillRow, find_row, read_rows, tally
+from flowrl.reports.status import PHASE_ENDED, SkillRow, find_row, read_rows, tally
 from flowrl.storage import open_plain
 
 LIMIT_BYTES = 64 * 2**20
@@ -159,7 +159,7 @@ class LogsCommand(GraphCommand):
         row = find_row(read_rows(graph_paths), self.skill, self.graph_path)
         with _open_log(_newest_log(graph_paths, row)) as file:
             _print_added(file)
-            while self.follow and row.status == Running.kind and row.phase != ENDED:
+            while self.follow and row.status == Running.kind and row.phase != PHASE_ENDED:
                 time.sleep(_POLL_SECONDS)
                 _print_added(file)
                 row = find_row(read_rows(graph_paths), row.skill, graph_paths.root)

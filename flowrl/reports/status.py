@@ -91,7 +91,7 @@ _STOP_REASONS = {
 }
 _PHASES = {"compiling": "its programs to compile; runs of the same sizes load them later"}
 ENDED = frozenset(kind.kind for kind in (Completed, Failed, Held, Blocked))
-ENDED = "ended"  # the phase of a run whose end no scheduler has seen
+PHASE_ENDED = "ended"  # the phase of a run whose end no scheduler has seen
 
 _OF_TRAINER = (
     "phase", "steps_per_second", "step_success", "frames", "total_frames", "eta_seconds",
@@ -113,7 +113,7 @@ def screen(
     warnings = [*filter(None, [_read_stop_mode(graph_paths)]), *_notices(graph_paths).values()]
     if not all_ended(rows) and daemon_of(graph_paths.daemon_lock) is None:
         again = last_command(graph_paths)
-        live = any(row.status == Running.kind and row.phase != ENDED for row in rows)
+        live = any(row.status == Running.kind and row.phase != PHASE_ENDED for row in rows)
         goes_on = "runs go on; " if live else ""
         warnings.append(f"no scheduler: {goes_on}nothing is started or merged until {again}")
     if any(row.status == Held.kind and row.why == PAUSED for row in rows):
@@ -477,7 +477,7 @@ def _of_run(graph_paths: GraphPaths, entry: Entry, status: Running) -> dict[str,
     if _has_ended(run_paths, status):
         exit_ = read_exit(run_paths.folder, status.run_id)
         until = min(until, exit_.ended_at) if exit_ else until
-        facts |= {"phase": ENDED, "steps_per_second": None, "eta_seconds": None}
+        facts |= {"phase": PHASE_ENDED, "steps_per_second": None, "eta_seconds": None}
     return facts | {"seconds": until - status.since.timestamp()}
 
 
