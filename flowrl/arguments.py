@@ -42,8 +42,10 @@ SkillArgument = tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="SKILL
 _GRAPH = "graph_path"
 _UNITS = {"k": 3, "M": 6, "G": 9}  # powers of ten
 _FILES = (".svg", ".png", ".pdf", ".html", ".gif", ".mp4")  # that -o writes
-_BOOLS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False}
-_BOOLS |= {"no": False, "off": False}
+_BOOLS = {
+    **dict.fromkeys(("1", "true", "yes", "on"), True),
+    **dict.fromkeys(("0", "false", "no", "off"), False),
+}
 _SWITCHES = _BOOLS.keys() - {"0", "1"}  # which may be numbers of experts
 _DASHES = "-–—−"  # hyphens, and what a text editor makes of them
 _NUMBER = re.compile(r"[-+]?[0-9][0-9.,_]*(e[-+]?[0-9]+)?[kMG%]?")

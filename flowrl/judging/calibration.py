@@ -103,8 +103,9 @@ def kappa(scores: np.ndarray, labels: np.ndarray) -> float:
     return 0.0 if by_chance == 1 else float((agreed - by_chance) / (1 - by_chance))
 
 
-_FIGURES: Mapping[str, Figure]
-_FIGURES = {"auc": auc, "brier": brier, "ece": calibration_error, "kappa": kappa}
+_FIGURES: Mapping[str, Figure] = {
+    **{"auc": auc, "brier": brier, "ece": calibration_error, "kappa": kappa}
+}
 
 
 def interval(figure: Figure, scores: np.ndarray, labels: np.ndarray) -> Interval:

@@ -16,9 +16,11 @@ ENDINGS = (".svg", ".png", ".pdf", ".html")
 # The colours that M. Okabe and K. Ito chose for all kinds of colour vision, but for the yellow,
 # which is too pale on paper; then the same, dashed.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7", "#000000")
-_STYLE: Any = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
-_STYLE |= {"svg.fonttype": "none", "savefig.bbox": "tight", "figure.dpi": 120}
-_STYLE |= {"svg.hashsalt": "flowrl", "hatch.linewidth": 0.6, "axes.titlesize": 10}
+_STYLE: Any = {
+    **{"font.size": 9, "axes.spines.top": False, "axes.spines.right": False},
+    **{"svg.fonttype": "none", "savefig.bbox": "tight", "figure.dpi": 120},
+    **{"svg.hashsalt": "flowrl", "hatch.linewidth": 0.6, "axes.titlesize": 10},
+}
 LEGEND: Any = {"frameon": False, "fontsize": 8}
 BESIDE: Any = {"loc": "center left", "bbox_to_anchor": (1.01, 0.5), **LEGEND}
 _OTHER_SCRIPTS = re.compile("CJK|Source Han|WenQuanYi|Fallback|Gothic|PingFang|YaHei|Unifont")

@@ -15,10 +15,14 @@ from flowrl.games.base import Game, check_extra
 
 _LIBRARY = Path(__file__).parents[2] / "skills" / "library"
 # Rows and columns of each game that navix has of a kind.
-_SQUARES = {f"DoorKey-{kind}{n}x{n}": n for kind in ("", "Random-") for n in (5, 6, 8, 16)}
-_SQUARES |= {f"KeyCorridorS{n}R3": 3 * n - 2 for n in (3, 4, 5, 6)}
-SHAPES = {f"Navix-{kind}-v0": (n, n) for kind, n in _SQUARES.items()}
-SHAPES |= {"Navix-KeyCorridorS3R1-v0": (3, 7), "Navix-KeyCorridorS3R2-v0": (5, 7)}
+_SQUARES = {
+    **{f"DoorKey-{kind}{n}x{n}": n for kind in ("", "Random-") for n in (5, 6, 8, 16)},
+    **{f"KeyCorridorS{n}R3": 3 * n - 2 for n in (3, 4, 5, 6)},
+}
+SHAPES = {
+    **{f"Navix-{kind}-v0": (n, n) for kind, n in _SQUARES.items()},
+    **{"Navix-KeyCorridorS3R1-v0": (3, 7), "Navix-KeyCorridorS3R2-v0": (5, 7)},
+}
 # What an observation shows of each cell; the last four say where the player faces.
 CHANNELS = (
     *("wall", "key", "closed door", "locked door", "open door", "goal", "the player has the key"),
