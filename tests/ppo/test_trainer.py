@@ -674,10 +674,13 @@ def test_a_run_whose_success_does_not_rise_ends_with_what_it_has_if_asked(run_pa
     assert not run_paths.resume.exists()
 
 
-def test_a_run_that_was_stopped_is_judged_by_its_whole_curve(run_paths):
-    flat = {"lr": 1e-9, "total_timesteps": 96 * FRAMES, "success_state_rate": 1.0}
+def test_a_run_that_was_stopped_is_judged_once_its_success_is_known_again(run_paths):
+    flat = {"lr": 1e-9, "total_timesteps": 240 * FRAMES, "success_state_rate": 1.0}
     config = config_of(run_paths, **flat, stop_when_stuck=True)
     assert trainer.run(config, Countdown(25)) == EXIT_RESUMABLE
     assert trainer.run(config, StopSignal()) == 0
-    assert runs.read_result(run_paths).stopped == "converged"
-    assert runs.read_result(run_paths).updates < 96 / 2
+    result, known = runs.read_result(run_paths), read_curve(run_paths.metrics)
+    unknown = {*range(26, result.updates)} - {point.frames // FRAMES for point in known}
+    assert unknown
+    assert unknown == {*range(26, max(unknown) + 1)}
+    assert (result.stopped, result.updates < 240) == ("converged", True)
