@@ -42,10 +42,8 @@ SkillArgument = tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="SKILL
 _GRAPH = "graph_path"
 _UNITS = {"k": 3, "M": 6, "G": 9}  # powers of ten
 _FILES = (".svg", ".png", ".pdf", ".html", ".gif", ".mp4")  # that -o writes
-_BOOLS = {
-    **dict.fromkeys(("1", "true", "yes", "on"), True),
-    **dict.fromkeys(("0", "false", "no", "off"), False),
-}
+_TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+_BOOLS = {**dict.fromkeys(_TRUE, True), **dict.fromkeys(_FALSE, False)}
 _SWITCHES = _BOOLS.keys() - {"0", "1"}  # which may be numbers of experts
 _DASHES = "-–—−"  # hyphens, and what a text editor makes of them
 _NUMBER = re.compile(r"[-+]?[0-9][0-9.,_]*(e[-+]?[0-9]+)?[kMG%]?")
