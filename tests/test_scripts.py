@@ -57,7 +57,8 @@ def test_a_system_package_is_named_with_its_reason_before_it_is_installed(machin
 
 
 @pytest.mark.parametrize(
-    ("script", "extras"), [("demo.sh", ""), ("test_parallel_training.sh", ""), ("test.sh", "[dev]")]
+    ("script", "extras"),
+    [("demo.sh", "[web]"), ("test_parallel_training.sh", ""), ("test.sh", "[dev]")],
 )
 def test_only_the_tests_install_what_developers_need(machine, script, extras):
     first = (SCRIPTS / script).read_text().partition("\nsource ")[0]  # up to setup.sh
