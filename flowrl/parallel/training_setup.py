@@ -222,7 +222,7 @@ def _check_shapes(store: ExpertStore, run: TrainingRun, seeds: Sequence[ExpertVe
         for leaf in sorted({*seed.shapes, *expected}):
             actual, needed = seed.shapes.get(leaf), expected.get(leaf)
             if actual != needed:
-                width = seed.shapes.get("actor/dense_0/bias", ("N",))[0]
+                width, *_ = seed.shapes.get("actor/dense_0/bias") or ("N",)
                 raise ExpertShapeError(
                     f"expert {seed.index} ({seed.skill}, {store.path_of(seed)}) has {leaf} of "
                     f"shape {actual}, this run needs {needed}; start with "
