@@ -104,7 +104,10 @@ def kappa(scores: np.ndarray, labels: np.ndarray) -> float:
 
 
 _FIGURES: Mapping[str, Figure] = {
-    **{"auc": auc, "brier": brier, "ece": calibration_error, "kappa": kappa}
+    "auc": auc,
+    "brier": brier,
+    "ece": calibration_error,
+    "kappa": kappa,
 }
 
 

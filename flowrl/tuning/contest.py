@@ -252,6 +252,8 @@ class Contest:
     def run(self) -> ContestOutcome:
         """Train and measure the candidates; what is done already is not done again.
 
+        A result is measured anew once the experts have changed that candidates begin with.
+
         Raises ContestStoppedError if a user stops it, else what a sweep raises: BusyError,
         ConfigError, SkillError, LaunchError.
         """
