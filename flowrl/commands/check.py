@@ -19,16 +19,17 @@ from flowrl.knowledge.asking import facts_of
 from flowrl.knowledge.remarks import remarks, speaks_of
 from flowrl.launchers.sandbox import confinement
 from flowrl.paths import printable
+from flowrl.runs import CodeApproval
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.levels import excess
 from flowrl.skills.skill import Skill, load_library, load_skill, missing_in, skill_files
-from flowrl.skills.validation.cache import parsed_function
+from flowrl.skills.validation.cache import ApprovalStore, parsed_function
 from flowrl.skills.validation.dry_run import (
     Confine,
     Limits,
     SkillCode,
+    approvals_of,
     check_game,
-    try_codes,
     unconfined,
 )
 from flowrl.skills.validation.syntax import fitting_games
@@ -70,7 +71,8 @@ class CheckCommand:
     game: str | None = None
     """Instead of files, check that a game keeps its contract: shapes, types, finite, pure."""
     trace: bool = True
-    """Also trace the functions in a process with limits, and compute them in known states."""
+    """Also trace the functions in a process with limits, and compute them in known states; those
+    of a library have been."""
     sandbox: Sandbox = "auto"
     """Confine that process by bubblewrap; auto: if it is there."""
     facts: bool = False
@@ -130,7 +132,7 @@ def check_files(
     whole: bool = False,
     games: Sequence[Game] | None = None,
 ) -> list[CheckedFile]:
-    """The checks of every file: syntax, names and, with `trace`, one dry run of them all.
+    """The checks of every file: syntax, names and, with `trace`, one dry run of code of your own.
 
     With `whole`, the files are all there will be: a skill without a plan is refused. The games are
     those installed, unless they are given.
@@ -145,7 +147,9 @@ def check_files(
         for env_name in _games(skill, games)
     ]
     tried = [code for _, code in codes]
-    outcomes = try_codes(tried, limits, confine=confine) if trace else [None] * len(codes)
+    outcomes: Sequence[CodeApproval | str | None] = [None] * len(codes)
+    if trace:
+        outcomes = approvals_of(tried, ApprovalStore(None), limits, confine=confine)
     good: dict[int, list[str]] = {}
     why = {number: each for number, each in enumerate(read) if isinstance(each, str)}
     for (number, code), outcome in zip(codes, outcomes, strict=True):

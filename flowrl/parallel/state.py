@@ -395,6 +395,9 @@ def decode(content: bytes, path: str) -> SchedulerState:
         }
         state = records.from_json(SchedulerState, values)
         check_new_skills(tuple(state.entries.values()), {})
+        for entry in state.entries.values():
+            if entry.expert is None and isinstance(entry.status, Active | Completed):
+                raise ValueError(f"{entry.skill!r} is {entry.status.kind} without an expert")
         blocked = [e.status for e in state.entries.values() if isinstance(e.status, Blocked)]
         if unknown := {name for each in blocked for name in each.blocked_by} - state.entries.keys():
             raise ValueError(f"{min(unknown)!r} blocks a skill, and is not there")

@@ -121,7 +121,7 @@ def screen(
         warnings.append(
             f"{resume}, then {last_command(graph_paths)}" if all_ended(rows) else resume
         )
-    yellow = [Text(text, style="yellow") for text in warnings]
+    yellow = [Text(cleaned(text, ()), style="yellow") for text in warnings]  # files may be forged
     failed = [row for row in rows if row.log]
     texts = [
         f"\n{row.skill}, the last lines of its log:\n  " + "\n  ".join(row.log) for row in failed

@@ -7,7 +7,7 @@ import pytest
 from flowrl import notices
 from flowrl.launchers import sandbox
 from flowrl.paths import GraphPaths
-from tests.commands.making import DONE, save
+from tests.commands.making import DONE, running, save
 
 
 def test_a_notice_is_shown_until_it_is_withdrawn(tmp_path, flowrl):
@@ -18,6 +18,15 @@ def test_a_notice_is_shown_until_it_is_withdrawn(tmp_path, flowrl):
     notices.withdraw(graph_paths, "disk")
     notices.withdraw(graph_paths, "disk")
     assert notices.read(graph_paths) == {}
+
+
+@pytest.mark.parametrize("key", ["disk", "command"])
+def test_a_forged_notice_cannot_command_the_terminal(tmp_path, flowrl, key):
+    graph_paths = save(tmp_path, ("A", DONE), ("B", running()))
+    notices.publish(graph_paths, key, "flowrl \x1b[2Jtrain \x9b1m\u202e")
+    said = flowrl("status", tmp_path, code=69).out
+    assert "train" in said
+    assert not {"\x1b", "\x9b", "\u202e"} & set(said)
 
 
 def test_status_alone_says_how_trainers_are_confined(tmp_path, flowrl):

@@ -201,6 +201,16 @@ def test_a_damaged_state_is_refused_with_its_place_and_a_remedy(text):
         decode(text, "there")
 
 
+@pytest.mark.parametrize("status", [each for each in EVERY_STATUS if not isinstance(each, Blocked)])
+def test_a_run_or_a_merged_skill_without_an_expert_is_refused(status):
+    content = encode(state_of_entries([Entry(skill="A", status=status)]))
+    if isinstance(status, Waiting | Failed | Held):
+        assert decode(content, "there").entries["A"].expert is None
+        return
+    with pytest.raises(FileRefusedError, match=f"'A' is {status.kind} without an expert"):
+        decode(content, "there")
+
+
 def test_saved_lines_are_made_anew_when_what_they_say_changes(tmp_path):
     file = StateFile(tmp_path / "state.json")
     added = events.SkillsAdded((Entry(skill="A"), Entry(skill="B", needs=("A",))))
