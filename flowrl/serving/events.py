@@ -17,7 +17,7 @@ from flowrl.viewing.layout import graph_of, places
 POLL_SECONDS = 0.25
 _MOST_POLL_SECONDS = 0.6
 _REST = 4  # times as long as a look took nothing is read, so that a large graph costs little
-_BEAT_SECONDS = 10.0  # between figures of running skills: to paint them takes time from trainers
+_BEAT_SECONDS = 5.0  # between figures of running skills: to paint them takes time from trainers
 _COLUMN, _ROW = 220, 56  # pixels between neighbours of the picture
 Document = Mapping[str, Any]
 

@@ -22,6 +22,13 @@ const reasons = (row) => [row.waits_for.join(", "), row.waits, row.why].filter(B
 const SHOWN = new Set(["graph", "ended", "scheduler", "stopping", "notices", "skills", "problem", "whole"]);
 const LINES = ["#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7", "#8a8a00", "#888888"];
 
+// The picture's library asks for frames without end: a tenth of a core. A page at rest gets four a second.
+const nextFrame = window.requestAnimationFrame.bind(window);
+let busyUntil = 0;
+const wake = (milliseconds) => { busyUntil = Math.max(busyUntil, performance.now() + milliseconds); };
+window.requestAnimationFrame = (draw) => (performance.now() < busyUntil ? nextFrame(draw) : setTimeout(() => nextFrame(draw), 250));
+for (const kind of ["pointerdown", "pointermove", "wheel", "keydown", "resize"]) addEventListener(kind, () => wake(1000), { capture: true, passive: true });
+
 let token = location.hash.slice(1) || sessionStorage.getItem("token") || "";
 if (location.hash) history.replaceState(null, "", location.pathname);
 sessionStorage.setItem("token", token);
@@ -51,6 +58,7 @@ function say(text, how) {
   at("live").className = how;
 }
 function take(news) {
+  wake(300);
   if (news.whole) {
     state = news;
     rows = new Map(news.skills.map((row) => [row.skill, row]));
