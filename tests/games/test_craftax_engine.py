@@ -10,10 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import ndimage
 
 from flowrl.errors import SkillError
 from flowrl.games.base import WorldStep, find_game
 from flowrl.games.craftax_engine import NEAREST, OUT_OF_SIGHT
+from flowrl.skills.skill import load_library
 from tests.envs.making import CLASSIC, FULL
 
 pytestmark = pytest.mark.craftax
@@ -441,3 +443,31 @@ def test_a_world_is_drawn_by_craftaxs_own_pictures(worlds_of):
     picture = env.game.renderer()(jax.tree.map(lambda leaf: leaf[0], worlds))
     assert (picture.shape, picture.dtype) == ((144, 144, 3), np.uint8)
     assert len(np.unique(picture)) > 10
+
+
+GROUND = {"GRASS", "SAND", "PATH", "FIRE_GRASS", "ICE_GRASS", "ICE_SHRUB", "GRAVEL"}
+MINED = {"STONE", "COAL", "STALAGMITE"}  # with a wooden pickaxe
+BRIDGED = {"WATER", "LAVA"}  # by a stone that is placed, mined again and walked over
+
+
+def test_every_ladder_down_can_be_reached_with_what_its_skill_asks_for(worlds_of):
+    _, worlds = worlds_of(FULL)
+    worlds = jax.device_get(worlds)
+    names = np.array([block.name for block in importlib.import_module(
+        find_game(FULL).constants).BlockType])  # fmt: skip
+    floors = set()
+    for skill in load_library(FULL).values():
+        needs = {item: str(amount) for item, amount in skill.requirements.items()}
+        if not needs.get("on_floor", "n").isdigit():
+            continue
+        floor = int(needs["on_floor"])
+        floors.add(floor)
+        passable = GROUND | (MINED if "pickaxe" in needs else set())
+        passable |= BRIDGED if {"pickaxe", "stone"} <= needs.keys() else set()
+        for world in range(8):
+            first = worlds.player_position[world]
+            arrival = tuple(worlds.up_ladders[world, floor] if floor else first)
+            area, _ = ndimage.label(np.isin(names[worlds.map[world, floor]], [*passable]))
+            reached = area[arrival] == area[tuple(worlds.down_ladders[world, floor])]
+            assert reached, f"{skill.name}: in world {world} the ladder is out of reach"
+    assert floors == set(range(8))

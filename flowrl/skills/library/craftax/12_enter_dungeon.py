@@ -1,7 +1,7 @@
-"""Go down the ladder of the first floor, which is open from the start."""
+"""Go down the ladder of the first floor, which is open from the start, often behind rock."""
 
 name = "Enter Dungeon"
-requirements = {"on_floor": "0", "sword": "1"}
+requirements = {"on_floor": "0", "pickaxe": "1", "sword": "1"}
 gain = {"on_floor": "1"}
 
 

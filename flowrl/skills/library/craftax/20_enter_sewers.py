@@ -1,7 +1,7 @@
 """Go down the ladder of the mines, once it is open."""
 
 name = "Enter Sewers"
-requirements = {"on_floor": "2", "floor_cleared_2": "1"}
+requirements = {"on_floor": "2", "pickaxe": "1", "floor_cleared_2": "1"}
 gain = {"on_floor": "3"}
 
 

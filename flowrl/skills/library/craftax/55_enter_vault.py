@@ -1,7 +1,7 @@
 """Go down the ladder of the sewers, once it is open."""
 
 name = "Enter Vault"
-requirements = {"on_floor": "3", "floor_cleared_3": "1"}
+requirements = {"on_floor": "3", "pickaxe": "1", "stone": "1", "floor_cleared_3": "1"}
 gain = {"on_floor": "4"}
 
 

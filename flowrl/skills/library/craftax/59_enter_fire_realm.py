@@ -1,7 +1,7 @@
 """Go down the ladder of the troll mines, once it is open."""
 
 name = "Enter Fire Realm"
-requirements = {"on_floor": "5", "floor_cleared_5": "1"}
+requirements = {"on_floor": "5", "pickaxe": "1", "floor_cleared_5": "1"}
 gain = {"on_floor": "6"}
 
 

@@ -1,7 +1,7 @@
 """Go down the ladder of the fire realm, once it is open."""
 
 name = "Enter Ice Realm"
-requirements = {"on_floor": "6", "floor_cleared_6": "1"}
+requirements = {"on_floor": "6", "pickaxe": "1", "stone": "1", "floor_cleared_6": "1"}
 gain = {"on_floor": "7"}
 
 

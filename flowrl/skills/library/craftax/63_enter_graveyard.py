@@ -1,7 +1,7 @@
 """Go down the ladder of the ice realm, once it is open."""
 
 name = "Enter Graveyard"
-requirements = {"on_floor": "7", "floor_cleared_7": "1"}
+requirements = {"on_floor": "7", "pickaxe": "1", "stone": "1", "floor_cleared_7": "1"}
 gain = {"on_floor": "8"}
 
 
