@@ -49,7 +49,7 @@ import subprocess, sys
 while True:
     subprocess.run([sys.executable, "-m", "flowrl.cli", "play", *sys.argv[1:]], capture_output=True)
 """
-_SETTLE_SECONDS, _MEASURED_SECONDS = 2.0, 8.0
+_SETTLE_SECONDS, _MEASURED_SECONDS, _LOOK_SECONDS = 2.0, 12.0, 0.05
 
 
 def main() -> int:
@@ -121,10 +121,8 @@ def measured(
                     send(process, signal.SIGCONT if watcher in states[name] else signal.SIGSTOP)
             spans.append((datetime.now(UTC), name))
             time.sleep(_SETTLE_SECONDS)
-            before, began = frames(graph_paths), time.monotonic()
-            time.sleep(_MEASURED_SECONDS)
-            rates[name] = (frames(graph_paths) - before) / (time.monotonic() - began)
-        if runs and runs == running(graph_paths):  # else a run has ended or begun meanwhile
+            rates[name] = frames_per_second(graph_paths)
+        if all(rates.values()) and runs == running(graph_paths):  # else one has ended or begun
             for name, rate in rates.items():
                 found[name].append(rate)
             print({name: round(rate) for name, rate in rates.items()}, flush=True)
@@ -156,10 +154,25 @@ def running(graph_paths: GraphPaths) -> set[Path]:
     return {run.folder for run in live_runs(graph_paths) if run.progress.exists()}
 
 
-def frames(graph_paths: GraphPaths) -> int:
-    """The frames of all runs that train."""
-    found = [read_progress(run) for run in live_runs(graph_paths)]
-    return sum(progress.frames for progress in found if progress)
+def frames_per_second(graph_paths: GraphPaths) -> float:
+    """The frames of all runs, from the first update that each ends to the last; 0 if one has two.
+
+    A run makes an update every few seconds, so frames over the whole time would be rounded to it.
+    """
+    runs = list(live_runs(graph_paths))
+    ended: dict[Path, list[tuple[float, int]]] = {run.folder: [] for run in runs}
+    until = time.monotonic() + _MEASURED_SECONDS
+    while (now := time.monotonic()) < until:
+        for run in runs:
+            progress, updates = read_progress(run), ended[run.folder]
+            if progress and (not updates or progress.frames != updates[-1][1]):
+                updates.append((now, progress.frames))
+        time.sleep(_LOOK_SECONDS)
+    # The first look sees a count whose update ended some time before.
+    if not all(len(updates) > 2 for updates in ended.values()):
+        return 0.0
+    spans = [(updates[1], updates[-1]) for updates in ended.values()]
+    return sum((last[1] - first[1]) / (last[0] - first[0]) for first, last in spans)
 
 
 def send(process: subprocess.Popen[str], number: signal.Signals) -> None:
