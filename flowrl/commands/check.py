@@ -23,17 +23,18 @@ from flowrl.runs import CodeApproval
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.levels import excess
 from flowrl.skills.skill import Skill, load_library, load_skill, missing_in, skill_files
-from flowrl.skills.validation.cache import ApprovalStore, parsed_function
+from flowrl.skills.validation.cache import parsed_function, shipped
 from flowrl.skills.validation.dry_run import (
     Confine,
     Limits,
     SkillCode,
-    approvals_of,
     check_game,
+    try_codes,
     unconfined,
 )
 from flowrl.skills.validation.syntax import fitting_games
 
+_LIBRARIES = Path(__file__).parents[1] / "skills" / "library"
 _NO_PLAN = "no plan yet: "
 _SAME = "task_reward is the same in every timestep, so it guides nobody; compute it from features"
 
@@ -72,7 +73,7 @@ class CheckCommand:
     """Instead of files, check that a game keeps its contract: shapes, types, finite, pure."""
     trace: bool = True
     """Also trace the functions in a process with limits, and compute them in known states; those
-    of a library have been."""
+    of flowrl's own libraries have been."""
     sandbox: Sandbox = "auto"
     """Confine that process by bubblewrap; auto: if it is there."""
     facts: bool = False
@@ -132,8 +133,9 @@ def check_files(
     whole: bool = False,
     games: Sequence[Game] | None = None,
 ) -> list[CheckedFile]:
-    """The checks of every file: syntax, names and, with `trace`, one dry run of code of your own.
+    """The checks of every file: syntax, names and, with `trace`, one dry run of them all.
 
+    Code that flowrl itself brings, for its own games, is not run again: it is approved.
     With `whole`, the files are all there will be: a skill without a plan is refused. The games are
     those installed, unless they are given.
     """
@@ -146,14 +148,11 @@ def check_files(
         if isinstance(skill, Skill)
         for env_name in _games(skill, games)
     ]
-    tried = [code for _, code in codes]
-    outcomes: Sequence[CodeApproval | str | None] = [None] * len(codes)
-    if trace:
-        outcomes = approvals_of(tried, ApprovalStore(None), limits, confine=confine)
+    tried = _tried([code for _, code in codes], limits, confine) if trace else {}
     good: dict[int, list[str]] = {}
     why = {number: each for number, each in enumerate(read) if isinstance(each, str)}
-    for (number, code), outcome in zip(codes, outcomes, strict=True):
-        if isinstance(outcome, str):
+    for number, code in codes:
+        if isinstance(outcome := tried.get(code), str):
             why.setdefault(number, outcome)
         else:
             good.setdefault(number, []).append(code.env_name)
@@ -175,6 +174,25 @@ def check_files(
         )
         for number, path in enumerate(files)
     ]
+
+
+def _tried(
+    codes: Sequence[SkillCode], limits: Limits | None, confine: Confine
+) -> Mapping[SkillCode, CodeApproval | str]:
+    """Return what a dry run says of each code that is not approved."""
+    untried = [code for code in codes if not _is_approved(code)]
+    return dict(zip(untried, try_codes(untried, limits, confine=confine), strict=True))
+
+
+def _is_approved(code: SkillCode) -> bool:
+    """Return whether flowrl itself brings the game and an approval of this code.
+
+    Another game may have been changed since its library was approved.
+    """
+    if not find_game(code.env_name).library_folder.is_relative_to(_LIBRARIES):
+        return False
+    kept = shipped(code.env_name).get(code.digest)
+    return kept is not None and (kept.begins_anew or not code.begins_anew)
 
 
 def compared(checked: CheckedFile) -> CheckedFile:

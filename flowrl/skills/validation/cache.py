@@ -40,16 +40,16 @@ class LibraryApprovals:
 class ApprovalStore:
     """The approvals kept in a folder, one sealed file each; games bring those of their library."""
 
-    def __init__(self, folder: Path | None) -> None:
-        self._folder = folder  # None: those of libraries alone
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
 
     def find(self, digest: str) -> CodeApproval | None:
         """The approval of this code, if it has one; raises FileRefusedError if it is damaged."""
         for name in game_names():
             if digest in shipped(name):
                 return shipped(name)[digest]
-        path = self._folder and self._folder / f"{digest}.json"
-        if path is None or not path.exists():
+        path = self._folder / f"{digest}.json"
+        if not path.exists():
             return None
         kept = records.read(path, CodeApproval, limit_bytes=_LIMIT_BYTES, remedy="remove it")
         if kept.digest != digest:
@@ -59,8 +59,6 @@ class ApprovalStore:
     def keep(self, approval: CodeApproval) -> None:
         """Write an approval, unless this code has one that says as much."""
         kept = self.find(approval.digest)
-        if self._folder is None:
-            raise ValueError("this store has no folder to keep approvals in")
         if kept is None or (approval.begins_anew and not kept.begins_anew):
             storage.make_dir(self._folder)
             records.write(self._folder / f"{approval.digest}.json", approval)

@@ -132,11 +132,7 @@ def approve_skills(
 
 
 def approvals_of(
-    codes: Sequence[SkillCode],
-    store: ApprovalStore,
-    limits: Limits | None = None,
-    *,
-    confine: Confine = unconfined,
+    codes: Sequence[SkillCode], store: ApprovalStore, *, confine: Confine = unconfined
 ) -> list[CodeApproval | str]:
     """The kept approvals, and new ones for the other codes, which are not kept yet."""
     kept = [store.find(code.digest) for code in codes]
@@ -145,7 +141,7 @@ def approvals_of(
         for code, approval in zip(codes, kept, strict=True)
     ]
     unknown = [code for code, approval in zip(codes, kept, strict=True) if approval is None]
-    fresh = iter(try_codes(unknown, limits, confine=confine))
+    fresh = iter(try_codes(unknown, confine=confine))
     return [next(fresh) if approval is None else approval for approval in kept]
 
 
