@@ -155,9 +155,9 @@ def running(graph_paths: GraphPaths) -> set[Path]:
 
 
 def frames_per_second(graph_paths: GraphPaths) -> float:
-    """The frames of all runs, from the first update that each ends to the last; 0 if one has two.
+    """The frames of all runs from one update's end to another's; 0 if a run has too few updates.
 
-    A run makes an update every few seconds, so frames over the whole time would be rounded to it.
+    An update takes seconds, so frames over the whole time would be rounded to whole updates.
     """
     runs = list(live_runs(graph_paths))
     ended: dict[Path, list[tuple[float, int]]] = {run.folder: [] for run in runs}

@@ -191,8 +191,7 @@ def _is_approved(code: SkillCode) -> bool:
     """
     if not find_game(code.env_name).library_folder.is_relative_to(_LIBRARIES):
         return False
-    kept = shipped(code.env_name).get(code.digest)
-    return kept is not None and (kept.begins_anew or not code.begins_anew)
+    return code.is_covered_by(shipped(code.env_name).get(code.digest))
 
 
 def compared(checked: CheckedFile) -> CheckedFile:

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from flowrl.cli import main
+from flowrl.games.base import find_game
 from tests.skills.making import skill_text
 
 
@@ -35,6 +36,23 @@ def test_files_and_folders_may_be_mixed_and_are_told_as_json(tmp_path, flowrl):
     assert good["why"] is None
     assert set(good["plans"].values()) == {"Collect Wood × 1"}
     assert bad["games"] == []
+
+
+def test_code_of_flowrls_own_library_is_not_run_again(tmp_path, monkeypatch, flowrl):
+    tried = []
+
+    def try_codes(codes, *_, **__):
+        tried.extend(codes)
+        return [None] * len(codes)
+
+    monkeypatch.setattr("flowrl.commands.check.try_codes", try_codes)
+    library = find_game("Craftax-Classic-Symbolic-v1").library_folder
+    own = (library / "00_collect_wood.py").read_text()
+    folder = written(tmp_path / "mine", same=own, changed=own.replace(">= n", "> n - 1"))
+    flowrl("check", folder / "same.py", "--env_name", "Craftax-Classic-Symbolic-v1")
+    assert tried == []
+    flowrl("check", folder / "changed.py", "--env_name", "Craftax-Classic-Symbolic-v1")
+    assert [code.origin.place for code in tried] == [str(folder / "changed.py")]
 
 
 def test_the_plan_is_one_among_the_librarys_skills(tmp_path, flowrl):

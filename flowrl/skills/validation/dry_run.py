@@ -81,6 +81,10 @@ class SkillCode:
             begins_anew=begins_anew(skill),
         )
 
+    def is_covered_by(self, approval: CodeApproval | None) -> bool:
+        """Return whether an approval of this digest says as much as this code needs."""
+        return approval is not None and (approval.begins_anew or not self.begins_anew)
+
     @property
     def digest(self) -> str:
         """Of the code, in this game."""
@@ -135,11 +139,8 @@ def approvals_of(
     codes: Sequence[SkillCode], store: ApprovalStore, *, confine: Confine = unconfined
 ) -> list[CodeApproval | str]:
     """The kept approvals, and new ones for the other codes, which are not kept yet."""
-    kept = [store.find(code.digest) for code in codes]
-    kept = [
-        None if approval and code.begins_anew and not approval.begins_anew else approval
-        for code, approval in zip(codes, kept, strict=True)
-    ]
+    found = [(code, store.find(code.digest)) for code in codes]
+    kept = [approval if code.is_covered_by(approval) else None for code, approval in found]
     unknown = [code for code, approval in zip(codes, kept, strict=True) if approval is None]
     fresh = iter(try_codes(unknown, confine=confine))
     return [next(fresh) if approval is None else approval for approval in kept]
