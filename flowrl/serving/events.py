@@ -15,6 +15,7 @@ from flowrl.reports.status import status_document
 from flowrl.viewing.layout import graph_of, places
 
 POLL_SECONDS = 0.25
+_SETTLE_SECONDS = 0.2  # from a change to its reading: the hand-over that it is part of comes first
 _MOST_POLL_SECONDS = 0.6
 _REST = 4  # times as long as a look took nothing is read, so that a large graph costs little
 _BEAT_SECONDS = 5.0  # between figures of running skills: to paint them takes time from trainers
@@ -33,6 +34,7 @@ class GraphWatch:
         self._lock = asyncio.Lock()
         self._due = 0.0
         self._stamp: Any = None
+        self._changed: float | None = None  # when a change was found that is not read yet
         self._document: Document = {"graph": str(root), "skills": [], "problem": ""}
         self._places: tuple[Any, dict[str, tuple[int, float]]] = (None, {})
 
@@ -48,9 +50,9 @@ class GraphWatch:
         try:
             graph_paths = graph_or_sweep(self.root)
             stamp = self._stamp_of(graph_paths)
-            if stamp != self._stamp:
+            if stamp != self._stamp and self._has_settled(began):
                 self._document = {**self._read(graph_paths), "problem": ""}
-                self._stamp = stamp
+                self._stamp, self._changed = stamp, None
         except (FlowrlError, OSError) as error:
             self._stamp, problem = None, format_error(error)
             if self._document["problem"] != problem:
@@ -58,6 +60,12 @@ class GraphWatch:
         now = time.monotonic()
         rest = min(max(POLL_SECONDS, _REST * (now - began)), _MOST_POLL_SECONDS)
         self._due = now + rest - POLL_SECONDS / 10  # streams wake by themselves
+
+    def _has_settled(self, now: float) -> bool:
+        """Return whether the files of a graph that was read before have had time to settle."""
+        if self._changed is None:
+            self._changed = now
+        return self._stamp is None or now - self._changed >= _SETTLE_SECONDS
 
     def _stamp_of(self, graph_paths: GraphPaths) -> Any:
         """The times of files and the scheduler: one of them differs once a graph has changed."""
