@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TextIO
@@ -157,11 +157,17 @@ class LogsCommand(GraphCommand):
         """Print the log without colours and control characters, then what is added to it."""
         graph_paths = graph_or_sweep(self.graph_path)
         row = find_row(read_rows(graph_paths), self.skill, self.graph_path)
-        with _open_log(_newest_log(graph_paths, row)) as file:
+        path = _newest_log(graph_paths, row)
+        with ExitStack() as opened:
+            file = opened.enter_context(_open_log(path))
             _print_added(file)
             while self.follow and row.status == Running.kind and row.phase != PHASE_ENDED:
                 time.sleep(_POLL_SECONDS)
                 _print_added(file)
+                if _is_begun_anew(path, file):
+                    _print_added(file)
+                    opened.close()
+                    file = opened.enter_context(_open_log(path))
                 row = find_row(read_rows(graph_paths), row.skill, graph_paths.root)
             _print_added(file)  # what came before the run's end was seen
         return 0
@@ -189,6 +195,14 @@ def _open_log(path: Path) -> TextIO:
     log = open_plain(path)
     log.seek(max(0, os.fstat(log.fileno()).st_size - LIMIT_BYTES))
     return io.TextIOWrapper(log, encoding="utf-8", errors="replace")
+
+
+def _is_begun_anew(path: Path, log: TextIO) -> bool:
+    """Return whether a long log was put aside: another file has its name."""
+    try:
+        return not os.path.samestat(path.lstat(), os.fstat(log.fileno()))
+    except FileNotFoundError:  # between the two renames, or archived
+        return False
 
 
 def _print_added(file: TextIO) -> None:

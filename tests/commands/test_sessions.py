@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from flowrl import cli
+from flowrl.commands import sessions
 from flowrl.launchers import process
+from flowrl.launchers.run_status import LOG_WRITER
 from tests.commands.making import DONE, FAILED, WAITING, running, save, write_log
+from tests.waiting import until
 
 
 def logged(root, skill="A", *words):
@@ -82,6 +87,29 @@ def test_following_prints_what_is_added_until_the_run_has_ended(tmp_path, capsys
     monkeypatch.setattr(time, "sleep", pass_time)
     assert logged(tmp_path, "A", "-f") == 0
     assert capsys.readouterr().out == "one\ntwo\nthree\n"
+
+
+def test_following_goes_on_in_the_next_log_once_one_is_long(tmp_path, capsys, monkeypatch):
+    graph_paths = save(tmp_path, ("A", running()))
+    log = write_log(graph_paths.run(0, "A").training_log, "")
+    lines = [f"line {number}\n" for number in range(40)]
+    left = iter(lines)
+    words = [sys.executable, "-I", "-S", LOG_WRITER, log, "120"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE) as writer:
+
+        def pass_time(_):
+            if (line := next(left, None)) is None:
+                save(tmp_path, ("A", DONE))
+                return
+            writer.stdin.write(line.encode())
+            writer.stdin.flush()
+            until(lambda: log.exists() and line in log.read_text())
+
+        monkeypatch.setattr(sessions, "time", SimpleNamespace(sleep=pass_time))
+        assert logged(tmp_path, "A", "-f") == 0
+        writer.stdin.close()
+    assert log.with_name("training.log.1").exists()
+    assert capsys.readouterr().out == "".join(lines)
 
 
 def test_following_ends_with_the_run_while_no_scheduler_says_so(tmp_path, capsys, monkeypatch):
