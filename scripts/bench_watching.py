@@ -1,16 +1,19 @@
-"""The price of being watched, paid by trainers: `bench_watching.py GRAPH SKILL`.
+"""The price of being watched: `bench_watching.py GRAPH SKILL [--hand_overs]`.
 
-GRAPH trains meanwhile (`flowrl train GRAPH …` in another terminal), and SKILL is one of its
-completed skills. Page and films are stopped and continued every few seconds, in random order, and
-the frames that all trainers make in between are compared with those of the nearest time without
-either. So a machine that changes its speed from minute to minute changes both sides. Hand-overs
-are told by events.jsonl: from a run's end to the launch of a skill that waits for it. Give each
-skill a slot (`--max_nodes`), else a hand-over waits for one.
+SKILL is a completed skill of GRAPH, of which films are made.
+
+Steps of trainers: GRAPH trains meanwhile (`flowrl train GRAPH …` in another terminal). Page and
+films are stopped and continued every few seconds, in random order, and the frames that all trainers
+make in between are compared with those of the nearest time without either. So a machine that
+changes its speed from minute to minute changes both sides.
+
+With `--hand_overs` nothing trains: a scheduler of its own gives one slot from stand-ins for
+trainers to others, as in `bench_scheduler.py`, and a page shows that graph. A hand-over is the time
+from a run's end to the beginning of the run that needed it.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import shutil
@@ -19,20 +22,21 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import psutil
 from benchmarking import Row, arguments, report
+from scheduling_runs import Chain
 
 from flowrl.launchers.child import run_when_idle
+from flowrl.launchers.tmux import TmuxLauncher
 from flowrl.parallel.training_setup import live_runs
 from flowrl.paths import GraphPaths
-from flowrl.reports.status import read_rows
 from flowrl.runs import read_progress
 
 _BROWSER = """
@@ -49,6 +53,14 @@ import subprocess, sys
 while True:
     subprocess.run([sys.executable, "-m", "flowrl.cli", "play", *sys.argv[1:]], capture_output=True)
 """
+_STATES = {
+    "none": (),
+    "page": ("page",),
+    "films": ("films",),
+    "page and films": ("page", "films"),
+}
+_START_SECONDS = 20.0  # until a page is shown, or a film's programs are loaded
+_PAIRS, _FIRST_COUNTED = 16, 4  # hand-overs of a chain, and from which on the page is shown
 _SETTLE_SECONDS, _MEASURED_SECONDS, _LOOK_SECONDS = 2.0, 12.0, 0.05
 
 
@@ -57,12 +69,18 @@ def main() -> int:
     parser = arguments(__doc__)
     parser.add_argument("graph", type=Path)
     parser.add_argument("skill")
+    parser.add_argument("--hand_overs", action="store_true")
     args = parser.parse_args()
-    graph_paths = GraphPaths(args.graph)
+    graph_paths = GraphPaths(args.graph.absolute())
+    if args.hand_overs:
+        report("hand-overs", handed_over(graph_paths, args.skill, small=args.small), args.json)
+        return 0
     with tempfile.TemporaryDirectory() as folder:
-        watchers = started(graph_paths, args.skill, Path(folder))
+        film = filming(graph_paths, args.skill, Path(folder))
+        watchers = {"page": showing(graph_paths), "films": [film]}
+        time.sleep(_START_SECONDS)
         try:
-            found, seconds = measured(graph_paths, watchers, rounds=3 if args.small else 10)
+            found = measured(graph_paths, watchers, rounds=3 if args.small else 10)
         finally:
             for processes in watchers.values():
                 for process in processes:
@@ -76,76 +94,87 @@ def main() -> int:
         middle = statistics.median(ratios)
         ours, baseline = statistics.median(rates), statistics.median(bare)
         rows.append(Row(case=what, ours=ours, baseline=baseline, unit="steps/s", ratio=middle))
-    bare = seconds.pop("none", [])
-    for name, watched in seconds.items():
-        if bare and watched:
-            what = f"hand-over with {name}, median of {len(watched)}, against {len(bare)} with none"
-            ours, baseline = statistics.median(watched), statistics.median(bare)
-            rows.append(
-                Row(case=what, ours=ours, baseline=baseline, unit="s", ratio=baseline / ours)
-            )
     report("watching", rows, args.json)
     return 0
 
 
-def started(
-    graph_paths: GraphPaths, skill: str, folder: Path
-) -> dict[str, list[subprocess.Popen[str]]]:
-    """What watches, by name: a server with a page open in Chromium, and one film after another."""
+def showing(graph_paths: GraphPaths) -> list[subprocess.Popen[str]]:
+    """A server of the graph, and Chromium with its page."""
     own: dict[str, Any] = {"text": True, "start_new_session": True}
     words = [sys.executable, "-m", "flowrl.cli", "serve", str(graph_paths.root), "--port=0"]
     server = subprocess.Popen(words, stdout=subprocess.PIPE, **own)
     assert server.stdout is not None
     address = server.stdout.readline().split()[0]
     chromium = shutil.which("chromium") or "chromium"
-    browser = subprocess.Popen([sys.executable, "-c", _BROWSER, chromium, address], **own)
-    film = [str(graph_paths.root), f"--skill={skill}", "--episodes=2", f"-o={folder / 'x.mp4'}"]
-    films = subprocess.Popen([sys.executable, "-c", _FILMS, *film], **own)
-    run_when_idle(films.pid)
-    time.sleep(20)  # until both are at work
-    return {"page": [server, browser], "films": [films]}
+    return [server, subprocess.Popen([sys.executable, "-c", _BROWSER, chromium, address], **own)]
+
+
+def filming(graph_paths: GraphPaths, skill: str, folder: Path) -> subprocess.Popen[str]:
+    """One film of the skill after another, made as the scheduler has it made."""
+    words = [str(graph_paths.root), f"--skill={skill}", "--episodes=2", f"-o={folder / 'x.mp4'}"]
+    films = [sys.executable, "-c", _FILMS, *words]
+    started = subprocess.Popen(films, text=True, start_new_session=True)
+    run_when_idle(started.pid)
+    return started
+
+
+def handed_over(graph_paths: GraphPaths, skill: str, *, small: bool) -> list[Row]:
+    """A row for each kind of watching: its hand-overs and those without any."""
+    seconds: dict[str, list[float]] = {name: [] for name in _STATES}
+    for _ in range(1 if small else 8):
+        for name in random.sample(list(_STATES), len(_STATES)):
+            with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
+                found = chain(graph_paths, skill, Path(folder), _STATES[name])
+            seconds[name] += found[_FIRST_COUNTED:]
+        middles = {name: round(1e3 * statistics.median(one)) for name, one in seconds.items()}
+        print(middles, flush=True)
+    bare = seconds.pop("none")
+    baseline = 1e3 * statistics.median(bare)
+    rows = []
+    for name, watched in seconds.items():
+        ours = 1e3 * statistics.median(watched)
+        what = f"hand-over with {name}, median of {len(watched)}, against none"
+        rows.append(Row(case=what, ours=ours, baseline=baseline, unit="ms", ratio=baseline / ours))
+    return rows
+
+
+def chain(graph_paths: GraphPaths, skill: str, folder: Path, watched: Sequence[str]) -> list[float]:
+    """Seconds of each hand-over of a small graph in `folder`, watched so from its beginning on."""
+    os.environ["TMUX_TMPDIR"] = str(folder)
+    os.environ.pop("TMUX", None)
+    runs = Chain(folder, pairs=_PAIRS)
+    watchers = [filming(graph_paths, skill, folder)] if "films" in watched else []
+    if watchers:
+        time.sleep(_START_SECONDS)  # until pictures are made
+    later = threading.Timer(0.5, lambda: watchers.extend(showing(GraphPaths(folder / "graph"))))
+    if "page" in watched:
+        later.start()
+    try:
+        return runs.run(TmuxLauncher("bench"))
+    finally:
+        later.cancel()
+        for process in watchers:
+            send(process, signal.SIGKILL)
+        subprocess.run(["tmux", "-L", "bench", "kill-server"], check=False, capture_output=True)
 
 
 def measured(
     graph_paths: GraphPaths, watchers: dict[str, list[subprocess.Popen[str]]], *, rounds: int
-) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    """Frames per second of all trainers, one figure a round, and hand-overs; by who watches."""
-    states = {"none": [], "page": ["page"], "films": ["films"], "page and films": ["page", "films"]}
-    found: dict[str, list[float]] = {name: [] for name in states}
-    spans: list[tuple[datetime, str]] = []
+) -> dict[str, list[float]]:
+    """Frames per second of all trainers, one figure a round; by who watches."""
+    found: dict[str, list[float]] = {name: [] for name in _STATES}
     while len(found["none"]) < rounds:
         rates, runs = {}, running(graph_paths)
-        for name in random.sample(list(states), len(states)):
+        for name in random.sample(list(_STATES), len(_STATES)):
             for watcher, processes in watchers.items():
                 for process in processes:
-                    send(process, signal.SIGCONT if watcher in states[name] else signal.SIGSTOP)
-            spans.append((datetime.now(UTC), name))
+                    send(process, signal.SIGCONT if watcher in _STATES[name] else signal.SIGSTOP)
             time.sleep(_SETTLE_SECONDS)
             rates[name] = frames_per_second(graph_paths)
         if all(rates.values()) and runs == running(graph_paths):  # else one has ended or begun
             for name, rate in rates.items():
                 found[name].append(rate)
             print({name: round(rate) for name, rate in rates.items()}, flush=True)
-    return found, hand_overs(graph_paths, spans)
-
-
-def hand_overs(
-    graph_paths: GraphPaths, spans: Sequence[tuple[datetime, str]]
-) -> dict[str, list[float]]:
-    """Seconds from the end of a skill's last need to its launch, by who watched at that end."""
-    needs = {row.skill: set(row.needs) for row in read_rows(graph_paths)}
-    ended: dict[str, datetime] = {}
-    found: dict[str, list[float]] = {name: [] for _, name in spans}
-    for line in map(json.loads, graph_paths.events.read_text().splitlines()):
-        at, skill = datetime.fromisoformat(line["at"]), line.get("skill")
-        own, first = needs.get(skill), line.get("attempt") == 1
-        if line.get("status") == "merging":
-            ended[skill] = at
-        elif line.get("status") == "running" and first and own and own <= ended.keys():
-            last = max(ended[name] for name in own)
-            watching = [name for since, name in spans if since <= last]
-            for name in watching[-1:]:
-                found[name].append((at - last).total_seconds())
     return found
 
 
