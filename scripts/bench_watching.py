@@ -60,7 +60,7 @@ _STATES = {
     "page and films": ("page", "films"),
 }
 _START_SECONDS = 20.0  # until a page is shown, or a film's programs are loaded
-_PAIRS, _FIRST_COUNTED = 16, 4  # hand-overs of a chain, and from which on the page is shown
+_PAIRS, _FIRST_COUNTED = 40, 4  # hand-overs of a chain, and from which on the page is shown
 _SETTLE_SECONDS, _MEASURED_SECONDS, _LOOK_SECONDS = 2.0, 12.0, 0.05
 
 
@@ -121,7 +121,7 @@ def filming(graph_paths: GraphPaths, skill: str, folder: Path) -> subprocess.Pop
 def handed_over(graph_paths: GraphPaths, skill: str, *, small: bool) -> list[Row]:
     """A row for each kind of watching: its hand-overs and those without any."""
     seconds: dict[str, list[float]] = {name: [] for name in _STATES}
-    for _ in range(1 if small else 8):
+    for _ in range(1 if small else 3):
         for name in random.sample(list(_STATES), len(_STATES)):
             with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
                 found = chain(graph_paths, skill, Path(folder), _STATES[name])

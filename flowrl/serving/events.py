@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from flowrl.errors import FlowrlError, format_error
 from flowrl.parallel.health import daemon_of
@@ -15,12 +15,21 @@ from flowrl.reports.status import status_document
 from flowrl.viewing.layout import graph_of, places
 
 POLL_SECONDS = 0.25
-_SETTLE_SECONDS = 0.2  # from a change to its reading: the hand-over that it is part of comes first
-_MOST_POLL_SECONDS = 0.6
+_SETTLE_SECONDS = 0.2  # of a change until it is read: its hand-over comes first
+_MOST_POLL_SECONDS = 0.4
 _REST = 4  # times as long as a look took nothing is read, so that a large graph costs little
 _BEAT_SECONDS = 5.0  # between figures of running skills: to paint them takes time from trainers
 _COLUMN, _ROW = 220, 56  # pixels between neighbours of the picture
 Document = Mapping[str, Any]
+
+
+class _Stamp(NamedTuple):
+    """What differs once a graph has changed."""
+
+    beat: int
+    daemon: dict[str, Any] | None
+    files: tuple[tuple[int, int, int] | None, ...]
+    """Of each file the time in ns of its last change, its inode and its size; None without it."""
 
 
 class GraphWatch:
@@ -33,8 +42,7 @@ class GraphWatch:
         self.root = root
         self._lock = asyncio.Lock()
         self._due = 0.0
-        self._stamp: Any = None
-        self._changed: float | None = None  # when a change was found that is not read yet
+        self._stamp: _Stamp | None = None
         self._document: Document = {"graph": str(root), "skills": [], "problem": ""}
         self._places: tuple[Any, dict[str, tuple[int, float]]] = (None, {})
 
@@ -50,9 +58,9 @@ class GraphWatch:
         try:
             graph_paths = graph_or_sweep(self.root)
             stamp = self._stamp_of(graph_paths)
-            if stamp != self._stamp and self._has_settled(began):
+            if stamp != self._stamp and (self._stamp is None or _has_settled(stamp)):
                 self._document = {**self._read(graph_paths), "problem": ""}
-                self._stamp, self._changed = stamp, None
+                self._stamp = stamp
         except (FlowrlError, OSError) as error:
             self._stamp, problem = None, format_error(error)
             if self._document["problem"] != problem:
@@ -61,13 +69,7 @@ class GraphWatch:
         rest = min(max(POLL_SECONDS, _REST * (now - began)), _MOST_POLL_SECONDS)
         self._due = now + rest - POLL_SECONDS / 10  # streams wake by themselves
 
-    def _has_settled(self, now: float) -> bool:
-        """Return whether the files of a graph that was read before have had time to settle."""
-        if self._changed is None:
-            self._changed = now
-        return self._stamp is None or now - self._changed >= _SETTLE_SECONDS
-
-    def _stamp_of(self, graph_paths: GraphPaths) -> Any:
+    def _stamp_of(self, graph_paths: GraphPaths) -> _Stamp:
         """The times of files and the scheduler: one of them differs once a graph has changed."""
         skills = self._document["skills"]
         running = [row for row in skills if row["status"] == "running"]
@@ -76,7 +78,7 @@ class GraphWatch:
         files += [graph_paths.judging]
         files += [path for run in runs for path in (run.start_json, run.exit_json)]
         beat = int(time.monotonic() / _BEAT_SECONDS) if running else 0  # progress.json changes, too
-        return beat, daemon_of(graph_paths.daemon_lock), *map(_time_of, files)
+        return _Stamp(beat, daemon_of(graph_paths.daemon_lock), tuple(map(_time_of, files)))
 
     def _read(self, graph_paths: GraphPaths) -> dict[str, Any]:
         document = status_document(graph_paths)
@@ -105,6 +107,12 @@ def changes(old: Document | None, new: Document) -> dict[str, Any]:
 
 def _names(document: Document) -> list[tuple[Any, Any]]:
     return [(row["skill"], row["needs"]) for row in document["skills"]]
+
+
+def _has_settled(stamp: _Stamp) -> bool:
+    """Return whether the newest change is so old that its hand-over is over, or is of a future."""
+    newest = max((file[0] for file in stamp.files if file), default=0)
+    return not 0 <= time.time_ns() - newest < 1e9 * _SETTLE_SECONDS
 
 
 def _time_of(path: Path) -> tuple[int, int, int] | None:
