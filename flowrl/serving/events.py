@@ -24,7 +24,7 @@ Document = Mapping[str, Any]
 
 
 class _Stamp(NamedTuple):
-    """What differs once a graph has changed."""
+    """Facts of a graph; one of them differs once it has changed."""
 
     beat: int
     daemon: dict[str, Any] | None
