@@ -15,7 +15,7 @@ from flowrl.reports.status import status_document
 from flowrl.viewing.layout import graph_of, places
 
 POLL_SECONDS = 0.25
-_SETTLE_SECONDS = 0.2  # of a change until it is read: its hand-over comes first
+_SETTLE_SECONDS = 0.3  # of a change until it is read: its hand-over comes first
 _MOST_POLL_SECONDS = 0.4
 _REST = 4  # times as long as a look took nothing is read, so that a large graph costs little
 _BEAT_SECONDS = 5.0  # between figures of running skills: to paint them takes time from trainers
