@@ -163,9 +163,9 @@ class LogsCommand(GraphCommand):
             _print_added(file)
             while self.follow and row.status == Running.kind and row.phase != PHASE_ENDED:
                 time.sleep(_POLL_SECONDS)
+                anew = _is_begun_anew(path, file)
                 _print_added(file)
-                if _is_begun_anew(path, file):
-                    _print_added(file)
+                if anew:
                     opened.close()
                     file = opened.enter_context(_open_log(path))
                 row = find_row(read_rows(graph_paths), row.skill, graph_paths.root)
