@@ -110,7 +110,7 @@ def _names(document: Document) -> list[tuple[Any, Any]]:
 
 
 def _has_settled(stamp: _Stamp) -> bool:
-    """Return whether the newest change is so old that its hand-over is over, or is of a future."""
+    """Return whether the newest change is _SETTLE_SECONDS old, or a clock says it is to come."""
     newest = max((file[0] for file in stamp.files if file), default=0)
     return not 0 <= time.time_ns() - newest < 1e9 * _SETTLE_SECONDS
 

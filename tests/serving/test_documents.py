@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
+import os
+import time
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowrl.serving.events import changes
+from flowrl.serving import events
+from flowrl.serving.events import GraphWatch, changes
+from tests.commands.making import DONE, WAITING, save
 
 
 @st.composite
@@ -39,3 +45,23 @@ def test_changes_make_the_new_document_of_the_old_one(old, new):
     assert applied(None, changes(None, new)) == new
     assert applied(old, changes(old, new)) == new
     assert changes(new, copy.deepcopy(new)) == {"skills": []}
+
+
+@pytest.mark.parametrize(("age_seconds", "is_read"), [(0, False), (100, True), (-60, True)])
+def test_a_change_is_read_once_it_has_settled(tmp_path, monkeypatch, age_seconds, is_read):
+    """A hand-over comes before its page; a file of a host whose clock is ahead is read at once."""
+    monkeypatch.setattr(events, "_SETTLE_SECONDS", 60.0)
+    graph_paths = save(tmp_path, ("A", WAITING))
+    watch = GraphWatch(tmp_path)
+
+    def told():
+        watch._due = 0.0
+        return [row["status"] for row in asyncio.run(watch.newest())["skills"]]
+
+    assert told() == ["waiting"]  # the first look waits for nothing
+    save(tmp_path, ("A", DONE))
+    changed = time.time() - age_seconds
+    os.utime(graph_paths.scheduler_state, (changed, changed))
+    assert told() == ["completed" if is_read else "waiting"]
+    os.utime(graph_paths.scheduler_state, (changed - 200, changed - 200))
+    assert told() == ["completed"]
