@@ -3,12 +3,13 @@
 A player who is never hurt or hungry searches for a diamond from the nearest iron of Classic, or for
 the first ladder of full Craftax from where it begins. It knows what has been in view. It goes to
 the nearest cell of 4 × 4 fields whose middle never was in view, by the shortest way that it knows,
-and digs through rock, which takes a timestep more. So its share is what skills that search can hope
-for.
+and digs through rock, which takes a timestep more. Its share is a measure for skills that search,
+not a bound: one who guesses well where things lie is sooner there.
 """
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -96,7 +97,7 @@ def with_ladder(world: Any, game: Game) -> World:
 
 def costs_of(blocks: np.ndarray, game: Game) -> tuple[np.ndarray, Callable[[str], np.ndarray]]:
     """The costs of a map of blocks, and the fields of a kind of block."""
-    module = __import__(game.constants, fromlist=["BlockType"])
+    module = importlib.import_module(game.constants)
     number = {block.name: block.value for block in module.BlockType}
     costs = np.full(blocks.shape, _BLOCKED)
     for name, cost in {**_COSTS, "WATER": _WATER}.items():
