@@ -9,7 +9,8 @@ changes its speed from minute to minute changes both sides.
 
 With `--hand_overs` nothing trains: a scheduler of its own gives one slot from stand-ins for
 trainers to others, as in `bench_scheduler.py`, and a page shows that graph. A hand-over is the time
-from a run's end to the beginning of the run that needed it.
+from a run's end to the beginning of the run that needed it. `--busy 2` keeps two processors busy
+all the time, as the trainers of the other two slots do.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ import subprocess, sys
 while True:
     subprocess.run([sys.executable, "-m", "flowrl.cli", "play", *sys.argv[1:]], capture_output=True)
 """
+_BUSY = "while True: pass"
 _STATES = {
     "none": (),
     "page": ("page",),
@@ -70,10 +72,13 @@ def main() -> int:
     parser.add_argument("graph", type=Path)
     parser.add_argument("skill")
     parser.add_argument("--hand_overs", action="store_true")
+    parser.add_argument("--busy", type=int, default=0, help="busy processes beside hand-overs")
     args = parser.parse_args()
     graph_paths = GraphPaths(args.graph.absolute())
     if args.hand_overs:
-        report("hand-overs", handed_over(graph_paths, args.skill, small=args.small), args.json)
+        rounds = 1 if args.small else 3
+        rows = handed_over(graph_paths, args.skill, rounds=rounds, busy=args.busy)
+        report("hand-overs", rows, args.json)
         return 0
     with tempfile.TemporaryDirectory() as folder:
         film = filming(graph_paths, args.skill, Path(folder))
@@ -100,31 +105,41 @@ def main() -> int:
 
 def showing(graph_paths: GraphPaths) -> list[subprocess.Popen[str]]:
     """A server of the graph, and Chromium with its page."""
-    own: dict[str, Any] = {"text": True, "start_new_session": True}
     words = [sys.executable, "-m", "flowrl.cli", "serve", str(graph_paths.root), "--port=0"]
-    server = subprocess.Popen(words, stdout=subprocess.PIPE, **own)
+    piped: dict[str, Any] = {"stdout": subprocess.PIPE, "text": True, "start_new_session": True}
+    server = subprocess.Popen(words, **piped)
     assert server.stdout is not None
     address = server.stdout.readline().split()[0]
     chromium = shutil.which("chromium") or "chromium"
-    return [server, subprocess.Popen([sys.executable, "-c", _BROWSER, chromium, address], **own)]
+    return [server, started(_BROWSER, chromium, address)]
 
 
 def filming(graph_paths: GraphPaths, skill: str, folder: Path) -> subprocess.Popen[str]:
     """One film of the skill after another, made as the scheduler has it made."""
     words = [str(graph_paths.root), f"--skill={skill}", "--episodes=2", f"-o={folder / 'x.mp4'}"]
-    films = [sys.executable, "-c", _FILMS, *words]
-    started = subprocess.Popen(films, text=True, start_new_session=True)
-    run_when_idle(started.pid)
-    return started
+    films = started(_FILMS, *words)
+    run_when_idle(films.pid)
+    return films
 
 
-def handed_over(graph_paths: GraphPaths, skill: str, *, small: bool) -> list[Row]:
+def started(code: str, *words: str) -> subprocess.Popen[str]:
+    """A Python process in a session of its own, as trainers and films have one."""
+    argv = [sys.executable, "-c", code, *words]
+    return subprocess.Popen(argv, text=True, start_new_session=True)
+
+
+def handed_over(graph_paths: GraphPaths, skill: str, *, rounds: int, busy: int) -> list[Row]:
     """A row for each kind of watching: its hand-overs and those without any."""
     seconds: dict[str, list[float]] = {name: [] for name in _STATES}
-    for _ in range(1 if small else 3):
+    for _ in range(rounds):
         for name in random.sample(list(_STATES), len(_STATES)):
             with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
-                found = chain(graph_paths, skill, Path(folder), _STATES[name])
+                beside = [started(_BUSY) for _ in range(busy)]
+                try:
+                    found = chain(graph_paths, skill, Path(folder), _STATES[name])
+                finally:
+                    for process in beside:
+                        send(process, signal.SIGKILL)
             seconds[name] += found[_FIRST_COUNTED:]
         middles = {name: round(1e3 * statistics.median(one)) for name, one in seconds.items()}
         print(middles, flush=True)

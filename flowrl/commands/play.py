@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -73,17 +73,7 @@ class PlayCommand(GraphCommand):
             check_encoder(output)
         elif not sys.stdout.isatty():
             raise ConfigError("standard output is no terminal; name a film with -o play.gif")
-        order = PictureOrder(
-            place=self.graph_path.absolute(),
-            skill=self.skill,
-            episodes=self.episodes,
-            seed=self.seed,
-            failures=self.failures,
-            recorded=self.recorded,
-            first=self.first,
-            trust_skills=self.trust_skills,
-        )
-        played = _film(order, sandbox=self.sandbox)
+        played = replace(self, graph_path=self.graph_path.absolute()).film()
         if output is None:
             columns, rows = shutil.get_terminal_size()
             show(played, sys.stdout, fps=self.fps, columns=columns, rows=rows)
@@ -104,7 +94,7 @@ class PlayCommand(GraphCommand):
     def _archive(self) -> RunPaths:
         """The archive beside which a film is kept.
 
-        ConfigError if another output is asked for, too; raises as `_film` if there is no such
+        ConfigError if another output is asked for, too; raises as `film` if there is no such
         skill.
         """
         place, output = self.graph_path, self.output
@@ -115,28 +105,37 @@ class PlayCommand(GraphCommand):
             raise ConfigError(f"{place} is an exported agent, which keeps no film; use -o film.gif")
         return ExpertStore(existing_graph(place)).archive_of(self.skill)
 
+    def film(self) -> Film:
+        """Let a confined process carry this out as its order, and return the film.
 
-@dataclass(frozen=True, kw_only=True)
-class PictureOrder:
-    """The order to play and draw episodes; `place` is a graph's folder or an exported agent's."""
-
-    place: Path
-    skill: str
-    episodes: int
-    seed: int
-    failures: bool
-    recorded: bool
-    first: int
-    trust_skills: bool
+        Raises:
+          ExpertMissingError: no such skill is merged; says which are.
+          FileRefusedError: the folder is neither a graph nor an agent.
+          ConfigError: the game draws no pictures.
+          ConfinedError: the episodes could not be played; says why.
+        """
+        place, run = self.graph_path, None
+        graph_paths = GraphPaths(place)
+        if not (place / AGENT_JSON).is_file():
+            graph_paths = existing_graph(place)
+            run = read_run(ExpertStore(graph_paths).archive_of(self.skill))
+            renderer_of(run.config["env_name"])  # before anything is compiled
+            if self.recorded:
+                read_episodes(graph_paths, run)
+        elif self.recorded:
+            what = f"{place} is an exported agent, which records nothing"
+            raise ConfigError(f"{what}; leave --recorded out")
+        wanted = None if self.failures else self.episodes  # else more are played
+        return film_of(confined_run(self, graph_paths, run, how=self.sandbox, episodes=wanted))
 
     def work(self) -> int:
         """Play in this process, and write the pictures to standard output."""
         from flowrl.viewing.pictures import open_agent, pictures, recorded_pictures
 
-        agent = open_agent(self.place, self.skill, trust_skills=self.trust_skills)
+        agent = open_agent(self.graph_path, self.skill, trust_skills=self.trust_skills)
         asked: dict[str, Any] = {"episodes": self.episodes, "failures": self.failures}
         if self.recorded:
-            graph_paths = GraphPaths(self.place)
+            graph_paths = GraphPaths(self.graph_path)
             run = read_run(ExpertStore(graph_paths).archive_of(self.skill))
             episodes = read_episodes(graph_paths, run)
             drawn = recorded_pictures(agent, self.skill, episodes, first=self.first, **asked)
@@ -144,27 +143,3 @@ class PictureOrder:
             drawn = pictures(agent, self.skill, seed=self.seed, **asked)
         sys.stdout.buffer.write(drawn)
         return 0
-
-
-def _film(order: PictureOrder, *, sandbox: Sandbox) -> Film:
-    """Carry the order out in a confined process.
-
-    Raises:
-      ExpertMissingError: no such skill is merged; says which are.
-      FileRefusedError: the folder is neither a graph nor an agent.
-      ConfigError: the game draws no pictures.
-      ConfinedError: the episodes could not be played; says why.
-    """
-    graph_paths, run = GraphPaths(order.place), None
-    if not (order.place / AGENT_JSON).is_file():
-        graph_paths = existing_graph(order.place)
-        run = read_run(ExpertStore(graph_paths).archive_of(order.skill))
-        renderer_of(run.config["env_name"])  # before anything is compiled
-        if order.recorded:
-            read_episodes(graph_paths, run)
-    elif order.recorded:
-        raise ConfigError(
-            f"{order.place} is an exported agent, which records nothing; leave --recorded out"
-        )
-    wanted = None if order.failures else order.episodes  # else more are played
-    return film_of(confined_run(order, graph_paths, run, how=sandbox, episodes=wanted))

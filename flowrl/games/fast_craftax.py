@@ -13,9 +13,10 @@ of the map is made to look at 63 cells of it. Here, instead,
   hundred thousand draws,
 - plants are written to the map when they ripen, and views are cut out without a padded copy.
 
-All this is done for Classic; of full Craftax only the choice of a cell is replaced, by the one in
-two levels. Nothing of Craftax or jax is changed: its functions are rebuilt from their own code,
-with some of the names that they use standing for ours.
+All this is done for Classic. Of full Craftax the choice of a cell is in two levels, plants are
+written as in Classic, and the parts of a step see the player's floor alone: loops over mobs copy
+the map of each floor, nine in all. Nothing of Craftax or jax is changed: its functions are rebuilt
+from their own code, with some of the names that they use standing for ours.
 """
 
 from __future__ import annotations
@@ -46,12 +47,10 @@ def craftax_step(package: str, *, fast: bool = True) -> Callable[..., tuple[Any,
     if not fast:
         return logic.craftax_step
     if package != _CLASSIC:
-        random = _Overlay(jax.random, choice=choice)
-        spawn_mobs = with_names(logic.spawn_mobs, jax=_Overlay(jax, random=random))
-        return with_names(logic.craftax_step, spawn_mobs=spawn_mobs)
-    names = _rebuilt(logic)
+        return _on_one_floor(logic)
+    names = _rebuilt(logic, jax=_quick_jax())
     names["spawn_mobs"] = _nearby(package, names["spawn_mobs"])
-    names["update_plants"] = _ripened(package)
+    names["update_plants"] = _ripened(logic)
     return names["craftax_step"]
 
 
@@ -60,18 +59,61 @@ def craftax_view(package: str, *, fast: bool = True) -> Callable[[Any], jax.Arra
     renderer = importlib.import_module(f"{package}.renderer")
     if not fast or package != _CLASSIC:
         return renderer.render_craftax_symbolic
-    names = _rebuilt(renderer)
-    names["jnp"] = _Overlay(jnp, pad=_Padded)
+    names = _rebuilt(renderer, jax=_quick_jax(), jnp=_Overlay(jnp, pad=_Padded))
     return names["render_craftax_symbolic"]
 
 
-def _rebuilt(module: Any) -> dict[str, Any]:
-    """A module's names, with its functions rebuilt so as to use one another and our jax."""
-    names = dict(vars(module))
-    drawing = {"choice": choice, "split": split}
-    drawing |= {"uniform": uniform, "randint": randint}
+def _on_one_floor(logic: Any) -> Callable[..., tuple[Any, jax.Array]]:
+    """Full Craftax's `craftax_step`; from a change of floor until mobs appear it sees one floor.
+
+    Leaves `[floors, …]` of the world have a length of 1 there, and the player's floor is 0. Chests
+    and the boss depend on its true number.
+    """
+
+    def step(key: jax.Array, world: Any, action: jax.Array, *settings: Any) -> tuple[Any, Any]:
+        names = _rebuilt(logic, jax=_Overlay(jax, random=_Overlay(jax.random, choice=choice)))
+        whole, floors = world, settings[1].num_levels
+
+        def per_floor(leaf: Any) -> bool:
+            return jnp.shape(leaf)[:1] == (floors,)
+
+        def parted(change_floor: Callable[..., Any], *arguments: Any) -> Any:
+            nonlocal whole
+            whole = change_floor(*arguments)
+            floor = whole.player_level
+            here = jax.tree.map(lambda leaf: leaf[floor][None] if per_floor(leaf) else leaf, whole)
+            return here.replace(player_level=jnp.zeros_like(floor))
+
+        def joined(spawn_mobs: Callable[..., Any], here: Any, *more: Any) -> Any:
+            floor = whole.player_level
+            state = jax.tree.map(
+                lambda old, new: old.at[floor].set(new[0]) if per_floor(old) else new, whole, here
+            )
+            return spawn_mobs(state.replace(player_level=floor), *more)
+
+        def opened(chest: Callable[..., Any], key: jax.Array, here: Any, *more: Any) -> Any:
+            return chest(key, here.replace(player_level=whole.player_level), *more)
+
+        names["change_floor"] = partial(parted, names["change_floor"])
+        names["add_items_from_chest"] = partial(opened, names["add_items_from_chest"])
+        names["spawn_mobs"] = partial(joined, names["spawn_mobs"])
+        names["is_fighting_boss"] = lambda *_: whole.player_level == floors - 1
+        names["update_plants"] = _ripened(logic)
+        return names["craftax_step"](key, world, action, *settings)
+
+    return step
+
+
+def _quick_jax() -> Any:
+    """jax with our loops, cuts and random numbers."""
+    drawing = {"choice": choice, "split": split, "uniform": uniform, "randint": randint}
     lax = _Overlay(jax.lax, scan=scan, dynamic_slice=_cut)
-    names["jax"] = _Overlay(jax, random=_Overlay(jax.random, **drawing), lax=lax)
+    return _Overlay(jax, random=_Overlay(jax.random, **drawing), lax=lax)
+
+
+def _rebuilt(module: Any, **others: Any) -> dict[str, Any]:
+    """A module's names and `others`, with its functions rebuilt so as to use one another."""
+    names = {**vars(module), **others}
     for name, value in vars(module).items():
         if isinstance(value, FunctionType) and value.__module__.startswith("craftax."):
             names[name] = _in(names, value)
@@ -135,9 +177,9 @@ def scan(function: Callable[..., Any], init: Any, xs: Any, **settings: Any) -> t
     return None, jax.vmap(lambda x: function(None, x)[1])(xs)
 
 
-def _ripened(package: str) -> Callable[..., Any]:
+def _ripened(logic: Any) -> Callable[..., Any]:
     """`update_plants`, which sets only the cells of plants that have ripened."""
-    block = importlib.import_module(f"{package}.constants").BlockType
+    ripe = logic.BlockType.RIPE_PLANT.value
 
     def update_plants(state: Any, static_params: Any) -> Any:
         del static_params
@@ -145,7 +187,7 @@ def _ripened(package: str) -> Callable[..., Any]:
         rows, columns = state.growing_plants_positions.T
         rows = jnp.where(age >= _RIPE, rows, state.map.shape[-2])
         floor = (0,) * (state.map.ndim - 2)
-        ripened = state.map.at[(*floor, rows, columns)].set(block.RIPE_PLANT.value, mode="drop")
+        ripened = state.map.at[(*floor, rows, columns)].set(ripe, mode="drop")
         return state.replace(map=ripened, growing_plants_age=age)
 
     return update_plants

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated
 
@@ -63,15 +63,7 @@ class AskingFlags(ReportCommand):
     @property
     def endpoint(self) -> Endpoint:
         """The endpoint that is asked; ConfigError if it cannot be."""
-        return Endpoint(
-            base_url=self.base_url,
-            model=self.model,
-            api_key_env=self.api_key_env,
-            temperature=self.temperature,
-            seed=self.seed,
-            timeout_seconds=self.timeout_seconds,
-            retries=self.retries,
-        )
+        return Endpoint(**{field.name: getattr(self, field.name) for field in fields(Endpoint)})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,7 +39,7 @@ class Film:
 
 
 def film_of(content: bytes) -> Film:
-    """The film that `PictureOrder.work` printed; FileRefusedError if it is none."""
+    """The film that `PlayCommand.work` printed; FileRefusedError if it is none."""
     columns = arrays.read(content, _ARRAYS, place="the pictures", remedy="try again")
     frames, captions, holds = (columns[name] for name in _ARRAYS)
     if not _is_film(frames, captions, holds):

@@ -12,13 +12,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from craftax.craftax.constants import Action, BlockType
 
 from flowrl.envs.skill_module import load_module
-from flowrl.envs.tasks import make_env
+from flowrl.envs.tasks import make_env, settle
 from flowrl.games import fast_craftax
 from flowrl.games.craftax_engine import CraftaxEngine
 from flowrl.games.fast_craftax import choice, craftax_step, craftax_view, scan
-from tests.envs.making import CLASSIC, module_text
+from tests.envs.making import CLASSIC, FULL, module_text
 
 SIDES = (48, 64)  # of the maps of full Craftax and of Classic
 
@@ -115,6 +116,56 @@ def test_an_episode_is_the_same_stepped_fast_and_by_craftaxs_own_code(worlds_of)
     assert all((one == other).all() for one, other in zip(fast[0], plain[0], strict=True))
     assert (fast[1] == plain[1]).all()
     assert len(np.unique(plain[1][-1], axis=0)) == 8
+
+
+def beset(worlds: Any, floors: int) -> Any:
+    """The worlds with players of many things on all floors in turn, and a chest on either side."""
+    count = len(worlds.player_level)
+    level = jnp.arange(count) % floors
+    inventory = jax.tree.map(lambda held: jnp.full_like(held, 5), worlds.inventory)
+    rows = jnp.arange(count)
+    row, column = worlds.player_position.T
+    chest = BlockType.CHEST.value
+    blocks = worlds.map.at[rows, level, row, column - 1].set(chest)
+    return worlds.replace(
+        map=blocks.at[rows, level, row, column + 1].set(chest),
+        inventory=inventory.replace(pickaxe=jnp.full(count, 4), sword=jnp.full(count, 4)),
+        player_level=level.astype(worlds.player_level.dtype),
+        learned_spells=jnp.ones_like(worlds.learned_spells),
+        boss_progress=worlds.boss_progress + level // 4,
+    )
+
+
+def walked(worlds: Any, *, steps: int, fast: bool) -> list[np.ndarray]:
+    """The worlds after every tenth step of random actions, and all rewards."""
+    engine = CraftaxEngine(FULL, "craftax.craftax", fast=fast)
+    count = len(worlds.player_level)
+
+    def step(worlds, key):
+        keys = jax.random.split(key, count + 1)
+        actions = jax.random.randint(keys[0], (count,), 0, len(Action))
+        worlds, rewards = jax.vmap(engine.step)(keys[1:], worlds, actions)
+        return settle(worlds), rewards
+
+    def tenth(worlds, key):
+        worlds, rewards = jax.lax.scan(step, worlds, jax.random.split(key, 10))
+        return worlds, (worlds.replace(state_rng=jax.random.key_data(worlds.state_rng)), rewards)
+
+    keys = jax.random.split(jax.random.key(3), steps // 10)
+    walk = jax.jit(lambda worlds: jax.lax.scan(tenth, worlds, keys)[1]).lower(worlds)
+    compiled = walk.compile(compiler_options={"xla_backend_optimization_level": 0})
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(compiled(worlds))]
+
+
+@pytest.mark.craftax
+@pytest.mark.parametrize(
+    ("count", "steps"), [(18, 60), pytest.param(64, 500, marks=pytest.mark.slow)]
+)
+def test_a_step_of_full_craftax_is_the_same_on_every_floor(worlds_of, count, steps):
+    _, some = worlds_of(FULL)
+    worlds = beset(jax.tree.map(lambda leaf: leaf[jnp.arange(count) % 8], some), floors=9)
+    fast, plain = (walked(worlds, steps=steps, fast=fast) for fast in (True, False))
+    assert all(np.array_equal(one, other) for one, other in zip(fast, plain, strict=True))
 
 
 WAYS = jnp.array([[0, -1], [0, 1], [-1, 0], [1, 0]])
