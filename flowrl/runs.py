@@ -217,6 +217,7 @@ class Progress:
     phase: Phase  # queued, compiling, training, saving
     updated_at: float  # unix time, for eyes
     waits_for: str = ""  # replicas
+    step_ends: tuple[StepEnds, ...] = ()  # as in the result, of the newest updates
 
     @classmethod
     def since(

@@ -10,7 +10,7 @@ from typing import Any
 from flowrl.arguments import ReportCommand, SkillArgument
 from flowrl.console import print_report
 from flowrl.errors import ConfigError, FileRefusedError
-from flowrl.measures.causes import Explanation, explanation_of
+from flowrl.measures.causes import Explanation, explanation_of, explanation_so_far
 from flowrl.measures.episodes import episodes_file, read_episodes
 from flowrl.parallel.status import Completed, percent
 from flowrl.paths import GraphPaths, existing_graph
@@ -46,7 +46,10 @@ class WhyCommand(ReportCommand):
         explanation = explanation_of(graph_paths, row.skill, row.expert)
         if explanation is None and row.status != Completed.kind:
             facts = _known(graph_paths, rows, row)
-            print_report(facts, _lines_of_known(row, facts), as_json=self.json)
+            so_far = explanation_so_far(graph_paths, row.skill, row.expert)
+            lines = _lines_of_known(row, facts, so_far)
+            facts["so_far"] = so_far and asdict(so_far)
+            print_report(facts, lines, as_json=self.json)
             return 0
         if explanation is None:
             problem = f"no run of {row.skill} in {graph_paths.root} has ended with its counts"
@@ -113,15 +116,18 @@ def _known(graph_paths: GraphPaths, rows: Sequence[SkillRow], row: SkillRow) -> 
     }
 
 
-def _lines_of_known(row: SkillRow, facts: dict[str, Any]) -> list[str]:
+def _lines_of_known(row: SkillRow, facts: dict[str, Any], so_far: Explanation | None) -> list[str]:
     said = ", ".join(filter(None, [row.phase, row.waits, row.why]))
     attempt = f", attempt {row.attempt}" if row.attempt else ""
     lines = [f"{row.skill}: {row.status}{attempt}; no run of it is merged yet", said]
     if row.success_rate is not None:
         frames = f"after {row.frames or 0:,} of {row.total_frames:,} frames"
         lines.append(f"{percent(row.success_rate)} success so far, {frames}")
-    steps = [*enumerate(facts["steps"], 1)][-2 * _SHOWN :]
-    lines += [f"{n:3}  {step['skill']}: {percent(step['success_rate'])}" for n, step in steps]
+    if so_far is not None and so_far.episodes:
+        lines += _lines(so_far)
+    else:
+        steps = [*enumerate(facts["steps"], 1)][-2 * _SHOWN :]
+        lines += [f"{n:3}  {step['skill']}: {percent(step['success_rate'])}" for n, step in steps]
     for need in facts["waits_for"][:_SHOWN]:
         share = "" if need["success_rate"] is None else f", {percent(need['success_rate'])} success"
         why = f"; {need['why']}" if need["why"] else ""

@@ -155,7 +155,28 @@ def explanation_of_run(graph_paths: GraphPaths, run_paths: RunPaths) -> Explanat
 
     FileRefusedError: its files are damaged.
     """
-    run, ends = _read(run_paths)
+    return _explained(graph_paths, *_read(run_paths))
+
+
+def explanation_so_far(
+    graph_paths: GraphPaths, skill: str, expert: int | None
+) -> Explanation | None:
+    """Explain a skill's run that is under way or waits to go on, by its newest episodes.
+
+    None without such a run, or before its first episodes have ended.
+    """
+    run_paths = graph_paths.run(expert or 0, skill)
+    with suppress(FileRefusedError):  # it has none
+        run = runs.read_run(run_paths)
+        progress = runs.progress_of(run_paths, run.run_id)
+        if progress is not None and len(progress.step_ends) == len(run.plan):
+            return _explained(graph_paths, run, progress.step_ends)
+    return None
+
+
+def _explained(
+    graph_paths: GraphPaths, run: runs.TrainingRun, ends: Sequence[StepEnds]
+) -> Explanation | None:
     if not ends:
         return None
     own: dict[str, float] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -18,9 +18,10 @@ from flowrl.errors import FileRefusedError, format_error
 from flowrl.measures.objectives import read_curve
 from flowrl.paths import RunPaths, slug
 from flowrl.ppo.loop import Counters, UpdateReport, frames_per_update, learning_rate, num_updates
+from flowrl.ppo.metrics import EpisodeLog
 from flowrl.ppo.run_io import Assignment
 from flowrl.ppo.trackers import Guarded, open_trackers
-from flowrl.runs import REPORT, Progress
+from flowrl.runs import REPORT, Progress, StepEnds
 
 logger = logging.getLogger(__name__)
 PROGRESS_SECONDS = 1.0
@@ -62,13 +63,21 @@ class ProgressReporter:
 
 
 class Reporter:
-    """Reports on the run of a skill; a full disk silences it, and training goes on."""
+    """Reports on the run of a skill; a full disk silences it, and training goes on.
+
+    `step_ends` makes what `Progress` says of the plan's steps from the newest episodes.
+    """
 
     def __init__(
-        self, assignment: Assignment, config: PPOConfig, progress: RunPaths | None = None
+        self,
+        assignment: Assignment,
+        config: PPOConfig,
+        progress: RunPaths | None = None,
+        *,
+        step_ends: Callable[[EpisodeLog], tuple[StepEnds, ...]] = lambda _: (),
     ) -> None:
         self._run_paths, self._run = assignment
-        self._config, self._clipped = config, 0
+        self._config, self._clipped, self._step_ends = config, 0, step_ends
         self._trackers, self._logged_at = Guarded([]), float("-inf")
         self._progress = ProgressReporter(
             progress or self._run_paths,
@@ -103,7 +112,12 @@ class Reporter:
         self._clipped += round(share * frames_per_update(self._config))
         self._counts, self._updates = self._counts + update.counts, update.counters.updates
         self._ended += update.ended_episodes
-        self._show("saving" if last else "training", update.counters, update.rates.step_success)
+        self._show(
+            "saving" if last else "training",
+            update.counters,
+            update.rates.step_success,
+            step_ends=self._step_ends(update.episodes),
+        )
         if last or now - self._logged_at >= self._config.log_seconds:
             self._logged_at = now
             self._trackers.log(self._figures(update), frames=update.counters.frames)
@@ -123,7 +137,9 @@ class Reporter:
         if self._curve:
             logger.info("success%s%s %s", REPORT, f"{self._updates:,}", drawn(self._curve))
 
-    def _show(self, phase: str, counters: Counters, success: tuple[float, ...] = ()) -> None:
+    def _show(
+        self, phase: str, counters: Counters, success: tuple[float, ...] = (), **facts: Any
+    ) -> None:
         plan = self._run.plan
         success = success or (0.0,) * len(plan)
         shares = zip(plan, success, strict=True)
@@ -132,7 +148,7 @@ class Reporter:
             said = f"{self._clipped:,} rewards clipped to ±{REWARD_LIMIT:,.0f}"
             ending = f" · {said}{ending}"
         done = {"updates": counters.updates, "frames": counters.frames}
-        self._progress.show(phase, **done, step_success=success, ending=ending)
+        self._progress.show(phase, **done, step_success=success, ending=ending, **facts)
 
     def _is_known(self, update: UpdateReport) -> bool:
         """Return whether the success is known.

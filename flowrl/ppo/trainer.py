@@ -106,7 +106,9 @@ def _train(
 ) -> int:
     """Train as the process that writes, as was `asked`; returns the exit code."""
     config, module, assignment, *_ = opened
-    reporter = Reporter(assignment, config.ppo)
+    reporter = Reporter(
+        assignment, config.ppo, step_ends=lambda episodes: step_ends(module, *episodes.counts())
+    )
     try:
         learner, counters, best = prepare(opened)
         asked.record()

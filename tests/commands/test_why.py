@@ -20,7 +20,7 @@ from flowrl.measures.causes import Explanation, explain
 from flowrl.measures.episodes import EpisodesOrigin
 from flowrl.paths import GraphPaths
 from flowrl.runs import PlannedStep, StepEnds, read_result, read_run, write_result, write_run
-from tests.commands.making import DONE, FAILED, WAITING, running, save, tell_progress
+from tests.commands.making import DONE, FAILED, HELD, WAITING, running, save, tell_progress
 from tests.parallel.making import TABLE, WOOD
 from tests.viewing.test_episodes import recorded
 
@@ -220,6 +220,26 @@ def test_a_skill_that_trains_says_how_often_its_steps_succeed_so_far(graph_paths
     lines = flowrl("why", graph_paths.root, TABLE).out.splitlines()
     assert len(lines) < 24, "a long plan is one screen, too"
     assert f" 41  {TABLE}: 25%" in lines
+
+
+def test_a_run_that_trains_or_waits_says_where_its_newest_episodes_end(graph_paths, flowrl):
+    shutil.move(graph_paths.archive(1, TABLE).folder, graph_paths.run(1, TABLE).folder)
+    run_paths = graph_paths.run(1, TABLE)
+    ends = (ended(90, died=10, causes={"mob": 10}), ended(30, cut=60, kept={"wood": 9}))
+    tell_progress(run_paths, read_run(run_paths).run_id, phase="training", step_ends=ends)
+    for status in (running(), HELD):
+        save(graph_paths.root, (WOOD, DONE), (TABLE, status, (WOOD,)))
+        lines = flowrl("why", graph_paths.root, TABLE).out.splitlines()
+        first = f"{TABLE}: 30% of 100 episodes succeed; 60% of its episodes end in step 2, {TABLE}"
+        assert any(line.startswith(first) for line in lines)
+        assert f"  2  {TABLE}: 33% of its attempts, 60% of the episodes end here by time limit" in (
+            lines
+        )
+        assert lines[-2].startswith("remedy: ")
+        told = json.loads(flowrl("why", graph_paths.root, TABLE, "--json").out)
+        assert told["so_far"]["losses"][0]["cause"] == "mob"
+    tell_progress(run_paths, "e1.a2.another", phase="training", step_ends=ends)
+    assert "remedy" not in flowrl("why", graph_paths.root, TABLE).out, "it is another run's"
 
 
 @given(

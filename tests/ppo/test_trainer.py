@@ -192,6 +192,8 @@ def test_progress_and_metrics_tell_of_every_update(run_paths):
     assert progress is not None
     assert (progress.run_id, progress.phase) == ("standalone", "saving")
     assert progress.frames == progress.total_frames == 5 * FRAMES
+    assert progress.step_ends == runs.read_result(run_paths).step_ends
+    assert progress.step_ends[0].begun > 0
 
 
 def test_seeds_are_trained_on_and_an_idle_one_comes_back_bit_for_bit(run_paths):
