@@ -27,6 +27,7 @@ from craftax.craftax_env import make_craftax_env_from_name
 from flowrl.envs.skill_module import load_module
 from flowrl.envs.tasks import make_env, settle
 from flowrl.envs.vector import BatchedEnv
+from flowrl.games.base import find_game
 from flowrl.games.craftax_engine import CraftaxEngine
 
 CLASSIC, FULL = "Craftax-Classic-Symbolic-v1", "Craftax-Symbolic-v1"
@@ -39,7 +40,7 @@ RESET_RATIO = 16
 MODULE = '''"""A plan of one skill that nobody completes: death or the time limit ends episodes."""
 import jax
 import jax.numpy as jnp
-from craftax.{package}.constants import Achievement, Action, BlockType
+from craftax.{package}.constants import {enums}
 
 GAME = {name!r}
 
@@ -107,7 +108,8 @@ class Stepper:
 def ours(case: Case, *, fast: bool = True) -> Stepper:
     """flowrl's environments, a new world for every episode."""
     name, package = case.env_name, PACKAGES[case.env_name]
-    module = load_module(MODULE.format(package=package, name=name))
+    enums = ", ".join(sorted(find_game(name).enums))
+    module = load_module(MODULE.format(package=package, name=name, enums=enums))
     engine = CraftaxEngine(name, f"craftax.{package}", fast=fast)
     env = make_env(name, module, max_task_steps=EPISODE)
     env = replace(env, game=replace(env.game, make=lambda: engine))
