@@ -374,6 +374,8 @@ def graph_around(place: Path) -> GraphPaths | None:
 
 def refuse_other_folder(graph_path: Path) -> None:
     """Raise FileRefusedError if a folder is flowrl's, but none that a graph may be made in."""
+    if os.path.realpath(graph_path) == "/":
+        raise FileRefusedError(f"{graph_path} is the root of all folders; name one in it")
     kinds = {AGENT_JSON: "an exported agent", "sweep.json": "a sweep", "run.json": "a run's folder"}
     for name, kind in kinds.items():
         if os.path.lexists(graph_path / name):

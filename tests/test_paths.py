@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowrl.errors import NameRefusedError
-from flowrl.paths import GraphPaths, plain, session_name, slug
+from flowrl.errors import FileRefusedError, NameRefusedError
+from flowrl.paths import GraphPaths, plain, refuse_other_folder, session_name, slug
 
 
 @pytest.mark.parametrize("name", ["", "   ", "a\nb", "a\x00b", "a\x1b[31m", "x" * 201, "a\u202eb"])
@@ -73,3 +73,9 @@ def test_a_path_without_dots_leads_to_the_same_place(parts, from_root):
             assert found.samefile(path)
             kept = [part for part in path.parts if part == "link"]
             assert ".." in path.parts or [p for p in found.parts if p == "link"] == kept
+
+
+@pytest.mark.parametrize("root", ["/", "/.", "/usr/.."])
+def test_the_root_of_all_folders_is_no_graph(root):
+    with pytest.raises(FileRefusedError, match="is the root of all folders; name one in it"):
+        refuse_other_folder(Path(root))

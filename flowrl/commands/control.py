@@ -51,8 +51,8 @@ class ControlCommand(GraphCommand):
             row = find_row(read_rows(graph_paths), skill, graph_paths.root)
             skill = row.skill
             _refuse_senseless(verb, row)
+        daemon = daemon_of(graph_paths.daemon_lock)  # refused before anything is sent
         name = send_request(graph_paths, verb, skill, number=number)
-        daemon = daemon_of(graph_paths.daemon_lock)
         response, under_way = await_response(graph_paths, name, self.wait)
         outcome = response.outcome if response else None
         if verb in (Verb.TRAIN_MORE, Verb.RETRAIN) and outcome == DONE:

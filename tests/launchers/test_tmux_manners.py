@@ -219,3 +219,18 @@ def test_a_socket_needs_a_path_that_fits_into_an_address(tmp_path):
     TmuxLauncher(path).check()
     with pytest.raises(ConfigError, match=r"xx is longer than the 107 bytes of a socket; choose"):
         TmuxLauncher(f"{path}x").check()
+
+
+def test_a_name_of_a_socket_that_is_too_long_is_refused():
+    TmuxLauncher("x" * 50).check()
+    with pytest.raises(ConfigError, match=r"xx is longer than the 107 bytes of a socket; choose"):
+        TmuxLauncher("x" * 200).check()
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_what_is_no_socket_is_refused_and_stays(tmp_path, kind):
+    place = tmp_path / "mine"
+    place.write_text("hi") if kind == "file" else place.mkdir()
+    with pytest.raises(ConfigError, match="mine is there and is no socket; name another"):
+        TmuxLauncher(str(place)).check()
+    assert place.is_dir() if kind == "folder" else place.read_text() == "hi"
