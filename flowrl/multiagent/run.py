@@ -30,7 +30,7 @@ from flowrl.multiagent.config import IndependentConfig
 from flowrl.multiagent.pipeline import Boundary, Call, Epoch, Span, Threads
 from flowrl.multiagent.world import World, module_file, open_world
 from flowrl.networks.grouped import unpack
-from flowrl.paths import GraphPaths, IndependentPaths
+from flowrl.paths import IndependentPaths, graph_around, is_graph
 from flowrl.ppo import run_io
 from flowrl.ppo.progress import ProgressReporter
 from flowrl.ppo.sharding import check_backend
@@ -93,9 +93,11 @@ def train(config: IndependentConfig, stop: Callable[[], int | None]) -> int:
     use_compile_cache(None)
     check_backend()
     run_paths = IndependentPaths(config.run_folder.absolute())
-    graph_paths = GraphPaths(run_paths.folder)
-    if graph_paths.graph_json.exists() or graph_paths.scheduler_state.exists():
+    if is_graph(run_paths.folder):
         raise ConfigError(f"--run_folder {run_paths.folder} is a graph; name another folder")
+    if outer := graph_around(run_paths.folder):
+        where = f"--run_folder {run_paths.folder} is inside the graph {outer.root}"
+        raise ConfigError(f"{where}, where flowrl train alone writes; name a folder outside")
     run = _Run(config, open_world(config.world, config.agents), run_paths)
     overlap = config.overlap and not config.debug
     with Threads(overlap=overlap, stall_timeout=config.stall_timeout) as threads:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from flowrl.errors import FileRefusedError
 _UNREADABLE = (  # RuntimeError: an encrypted member, or a kind of zip that is unknown
     *(ValueError, KeyError, IndexError, TypeError, AttributeError, EOFError, OSError),
     *(MemoryError, OverflowError, RuntimeError, zipfile.BadZipFile, zlib.error),
+    *(tokenize.TokenError, SyntaxError),  # a damaged header, which NumPy parses as Python
 )
 
 

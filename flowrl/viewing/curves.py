@@ -182,7 +182,7 @@ def metric_picture(title: str, lines: Lines, metric: str, *, minutes: bool = Fal
     keys = dict.fromkeys(key for line in lines for key in line)
     found = [key for key in keys if metric in (key, *key.split("/"))]
     if not found:
-        names = sorted({key.split("/")[key.startswith("agent_")] for key in keys})
+        names = sorted({key.split("/")[key.startswith("agent_") and "/" in key] for key in keys})
         there = f"it has: {', '.join(map(printable, names))}" if names else "it has no line yet"
         near = closest(metric, names)
         raise ConfigError(f"--metric {printable(metric)} is not in metrics.jsonl{near}; {there}")

@@ -469,3 +469,13 @@ def test_a_graphs_folder_is_no_run_folder(train, tmp_path):
     (tmp_path / "run" / "graph.json").write_text("{}")
     with pytest.raises(ConfigError, match="is a graph; name another folder"):
         train()
+
+
+@pytest.mark.parametrize("words", [(), ("--no_resume",)])
+def test_a_folder_in_a_graph_is_no_run_folder_and_keeps_its_files(train, tmp_path, words):
+    (tmp_path / "scheduler_state.json").write_text("{}")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "result.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"is inside the graph .* name a folder outside"):
+        train(*words)
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["result.json"]

@@ -78,3 +78,6 @@ def test_the_agents_of_a_run_folder_are_drawn(tmp_path, capsys):
     assert cli.main(["plot", str(run), "--metric", "retrun"]) == 2
     said = capsys.readouterr().err
     assert "--metric retrun is not in metrics.jsonl; closest is 'return'; it has: " in said
+    (run / "metrics.jsonl").write_text('{"frames": 1, "agent_x": 2}\n')
+    assert cli.main(["plot", str(run), "--metric", "nosuch"]) == 2
+    assert "it has: agent_x, frames" in capsys.readouterr().err
