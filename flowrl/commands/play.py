@@ -73,7 +73,7 @@ class PlayCommand(GraphCommand):
             check_encoder(output)
         elif not sys.stdout.isatty():
             raise ConfigError("standard output is no terminal; name a film with -o play.gif")
-        played = replace(self, graph_path=self.graph_path.absolute()).film()
+        played = replace(self, graph_path=self.graph_path.absolute())._film()
         if output is None:
             columns, rows = shutil.get_terminal_size()
             show(played, sys.stdout, fps=self.fps, columns=columns, rows=rows)
@@ -94,7 +94,7 @@ class PlayCommand(GraphCommand):
     def _archive(self) -> RunPaths:
         """The archive beside which a film is kept.
 
-        ConfigError if another output is asked for, too; raises as `film` if there is no such
+        ConfigError if another output is asked for, too; raises as `_film` if there is no such
         skill.
         """
         place, output = self.graph_path, self.output
@@ -105,7 +105,7 @@ class PlayCommand(GraphCommand):
             raise ConfigError(f"{place} is an exported agent, which keeps no film; use -o film.gif")
         return ExpertStore(existing_graph(place)).archive_of(self.skill)
 
-    def film(self) -> Film:
+    def _film(self) -> Film:
         """Let a confined process carry this out as its order, and return the film.
 
         Raises:

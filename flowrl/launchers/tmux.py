@@ -130,11 +130,11 @@ class TmuxLauncher(Launcher):
             raise ConfigError(f"--tmux_socket {socket}: its folder does not exist; make it first")
         if socket is not None and Path(socket).exists() and not Path(socket).is_socket():
             raise ConfigError(f"--tmux_socket {socket} is there and is no socket; name another")
-        (*_, name) = ("", *self.server.address)
         folder = Path(os.environ.get("TMUX_TMPDIR") or "/tmp", f"tmux-{os.getuid()}")  # noqa: S108
-        if len(os.fsencode(folder / name)) > _SOCKET_BYTES:  # a path stands for itself
-            most = f"longer than the {_SOCKET_BYTES} bytes of a socket"
-            raise ConfigError(f"--tmux_socket {name} is {most}; choose a shorter one")
+        for name in self.server.address[1:]:  # a path stands for itself
+            if len(os.fsencode(folder / name)) > _SOCKET_BYTES:
+                most = f"longer than the {_SOCKET_BYTES} bytes of a socket"
+                raise ConfigError(f"--tmux_socket {name} is {most}; choose a shorter one")
         if shutil.which("tmux") is None:
             raise ConfigError(_MISSING)
         try:
