@@ -5,6 +5,7 @@ requirements = {"planted": "1", "sword": "1"}
 gain = {"ate_plant": "1"}
 floors = [0]
 max_steps = 900  # to ripen, and to find the way back
+training = {"total_timesteps": 1_000_000}
 
 
 def task_is_done(achievements):
