@@ -22,8 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
-from safetensors import SafetensorError
-from safetensors.numpy import load, save
+from safetensors.numpy import save
 
 from flowrl import storage
 from flowrl.calls import by_annotation
@@ -62,6 +61,7 @@ from flowrl.runs import (
 )
 from flowrl.skills.validation.cache import ApprovalStore
 from flowrl.storage import records
+from flowrl.storage.arrays import read_tensors
 from flowrl.storage.records import Natural, Positive, Word
 
 _AGAIN = "export the agent again"
@@ -446,11 +446,7 @@ def _read_expert(folder: Path, expert: ExportedExpert, shapes: Mapping[str, Any]
     content = storage.read_bytes(path, remedy=_AGAIN)
     if _digest(content) != expert.arrays:
         raise ExpertCorruptError(f"{path} is not the file that was exported; {_AGAIN}")
-    try:
-        arrays = load(content)
-    except (SafetensorError, KeyError, ValueError, TypeError) as error:  # of types without NumPy's
-        what = f"{type(error).__name__}: {error}"
-        raise ExpertCorruptError(f"{path} is malformed ({what}); {_AGAIN}") from error
+    arrays = read_tensors(content, place=str(path), remedy=_AGAIN)
     forms = {name: (each.shape, each.dtype) for name, each in arrays.items()}
     if forms != {name: (shape, np.float32) for name, shape in shapes.items()}:
         raise ExpertCorruptError(f"{path} has arrays of other names, shapes or types; {_AGAIN}")

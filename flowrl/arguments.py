@@ -458,7 +458,7 @@ def _meant(kind: type, given: Given, word: str) -> str:
 
 def _names_folder(word: str, *, files: bool) -> bool:
     """Return whether a word is a graph where a skill, a number or a file could stand, too."""
-    if files and any(Path(word).glob("*.py")):
+    if files and any(Path(word).glob("[!.]*.py")):
         return is_graph(Path(word))
     return not word.endswith(".py") and ("/" in word or os.path.isdir(word))  # noqa: PTH112 — no error for a name that is too long
 

@@ -124,7 +124,7 @@ def toml(path: Path, *, flag: str) -> dict[str, Any]:
     try:
         remedy = f"name a TOML file of at most {_MOST_BYTES:,} bytes{closest_file(path, '.toml')}"
         return tomllib.loads(
-            storage.read_bytes(path, limit_bytes=_MOST_BYTES, remedy=remedy).decode()
+            storage.read_bytes(path, limit_bytes=_MOST_BYTES, remedy=remedy).decode("utf-8-sig")
         )
     except FileRefusedError as error:
         raise ConfigError(f"--{flag} {error}") from error

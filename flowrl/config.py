@@ -29,7 +29,7 @@ from flowrl.arguments import (
 from flowrl.errors import ConfigError, divisors_near
 from flowrl.paths import DEFAULT_GRAPH
 from flowrl.storage import records
-from flowrl.storage.records import Positive, Share, above, at_least, at_most, within
+from flowrl.storage.records import Share, above, at_least, at_most, within
 
 AboveZero = Annotated[float, above(0.0)]
 MOST_STEPS = 100_000  # of one step of a plan
@@ -346,9 +346,9 @@ class LaunchConfig(Configuration):
     """CPUs that a run without a GPU is pinned to, none of them shared; 0 shares all."""
     sandbox: Sandbox = "auto"
     """Confine trainers to their run folder, without network, by bubblewrap; auto: if there."""
-    run_memory: Positive | None = None
+    run_memory: Annotated[int, at_least(10**6)] | None = None
     """Most bytes of memory of one run, e.g. 8G; a run that is seen with more is killed."""
-    run_disk: Positive | None = None
+    run_disk: Annotated[int, at_least(10**6)] | None = None
     """Most bytes in the folder of one run, e.g. 2G; likewise."""
     run_processes: Count | None = None
     """Most processes of one run; likewise."""

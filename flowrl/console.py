@@ -37,7 +37,11 @@ from flowrl.paths import printable
 from flowrl.redaction import redacted, secrets_of
 
 RUNS_GO_ON = "stopped scheduling; launched runs go on in their sessions."
-_BAD_NAME = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELOOP)
+_REMEDIES = {
+    **dict.fromkeys((errno.ENAMETOOLONG, errno.ELOOP), "choose another name"),
+    **dict.fromkeys((errno.ENOTDIR, errno.EISDIR, errno.EEXIST), "move it away"),
+    errno.ENOENT: "choose another place",
+}
 ERROR_PREFIX = "flowrl: "
 _WIDTH = 120  # columns of a file or a pipe
 ERRORS = Console(stderr=True, width=None if sys.stderr.isatty() else _WIDTH)
@@ -53,7 +57,16 @@ def run_words(work: Callable[[list[str]], int], argv: Sequence[str] | None = Non
         sys.stdout.write(f"flowrl {__version__}\n")
         return 0
     start_logging()
-    return guarded(lambda: work(words))
+    return guarded(lambda: work(words) if _is_somewhere() else EXIT_USAGE)
+
+
+def _is_somewhere() -> bool:
+    """Return whether the folder that the shell is in exists, and say so if it does not."""
+    try:
+        return bool(Path.cwd())
+    except FileNotFoundError:
+        _print_error("the folder that you are in was removed; cd to one that is there")
+        return False
 
 
 def run_program(
@@ -97,8 +110,8 @@ def guarded(program: Callable[[], int]) -> int:
         sys.stderr.close()  # the reader of the output has ended
         return 0
     except OSError as error:
-        if error.errno in _BAD_NAME:
-            _print_error(f"{format_error(error)}; choose another name")
+        if error.filename and error.errno in _REMEDIES:
+            _print_error(f"{format_error(error)}; {_REMEDIES[error.errno]}")
             return EXIT_USAGE
         if not (problem := classify_io_error(error)):
             raise

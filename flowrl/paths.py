@@ -47,11 +47,13 @@ def local_path(word: str) -> Path:
 
     ConfigError says so if it is an address such as s3://bucket, or of a user that is not there.
     """
-    _refuse_address(word)
+    _refuse_strange(word)
     return given_path(word) if word.startswith("~") else plain(Path(word))
 
 
-def _refuse_address(given: Any) -> None:
+def _refuse_strange(given: Any) -> None:
+    if "\0" in str(given):
+        raise ConfigError(f"is {str(given)!r:.100}, and no path holds a NUL; name another")
     if isinstance(given, str) and _ADDRESS.match(given):
         raise ConfigError(f"is {printable(given)}, an address; name a path of this machine")
 
@@ -60,7 +62,7 @@ def given_path(given: Any) -> Path:
     """Return the path that a Python call was given, which may begin with `~`; or ConfigError."""
     if given == "":
         raise ConfigError("is '', which is no path; name a folder or a file")
-    _refuse_address(given)
+    _refuse_strange(given)
     try:
         return plain(Path(given).expanduser())
     except (TypeError, RuntimeError) as error:  # of None, say; of a user who is not there
@@ -380,7 +382,13 @@ def refuse_other_folder(graph_path: Path) -> None:
     for name, kind in kinds.items():
         if os.path.lexists(graph_path / name):
             raise FileRefusedError(f"{graph_path} is {kind}, not a graph; name another folder")
-    if not is_graph(graph_path) and (outer := graph_around(graph_path)):
+    if is_graph(graph_path):
+        return
+    for name in ("config.json", "events.jsonl", "notices", "skill_files", "training_runs"):
+        if os.path.lexists(graph_path / name):
+            what = f"{graph_path} is no graph and has {name}, which a graph would write over"
+            raise FileRefusedError(f"{what}; name a new folder")
+    if outer := graph_around(graph_path):
         where = f"{graph_path} is inside the graph {outer.root}, where flowrl alone writes"
         raise FileRefusedError(f"{where}; name a folder outside, or that graph")
 

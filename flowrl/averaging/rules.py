@@ -78,7 +78,8 @@ def average(rule: Rule, rows: np.ndarray, weights: np.ndarray | None = None) -> 
     if weights.min() < 0 or not weights.any():
         raise ConfigError("weights must not be below 0, and one of them above 0")
     order = sorted(np.flatnonzero(weights), key=lambda i: (rows[i].tobytes(), weights[i]))
-    rows, shares = rows[order], weights[order] / weights[order].sum()
+    shares = weights[order] / weights.max()  # large numbers would have an infinite sum
+    rows, shares = rows[order], shares / shares.sum()
     match rule.name:
         case "mean":
             return shares @ rows

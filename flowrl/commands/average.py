@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from flowrl.experts.store import ExpertStore
 from flowrl.output import check_output
 from flowrl.paths import GraphPaths, RunPaths, existing_graph
 from flowrl.runs import read_run
+from flowrl.storage.arrays import read_tensors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,9 +131,6 @@ class AverageCommand:
 
 def _read(expert: Path) -> Any:
     """The arrays of an expert by path; raises as `checkpoint.load_expert` does."""
-    from safetensors import SafetensorError
-    from safetensors.numpy import load
-
     from flowrl.experts import checkpoint
 
     if expert.is_dir():
@@ -139,10 +138,16 @@ def _read(expert: Path) -> Any:
             what = f"{expert} holds no expert"
             raise ConfigError(f"{what}; name a version in a graph, or an exported file")
         return checkpoint.load_expert(expert, checkpoint.stored_like(expert))
-    try:
-        return load(storage.read_bytes(expert))
-    except SafetensorError as error:
-        raise ExpertCorruptError(f"{expert} cannot be read ({error}); export it again") from error
+    again = "export it again"
+    tree = read_tensors(storage.read_bytes(expert), place=str(expert), remedy=again)
+    if odd := next((name for name in tree if not tree[name].size or _is_inside(name, tree)), None):
+        raise ExpertCorruptError(f"{expert} has {odd!r}, which is no array of an expert; {again}")
+    return tree
+
+
+def _is_inside(name: str, tree: Mapping[str, Any]) -> bool:
+    """Return whether an array's path goes through another array."""
+    return any(str(part) in tree for part in PurePosixPath(name).parents)
 
 
 def _origin(folder: Path) -> str | None:

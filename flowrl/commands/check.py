@@ -18,7 +18,7 @@ from flowrl.games.base import COUNT, Game, check_extra, find_game, known_games
 from flowrl.knowledge.asking import facts_of
 from flowrl.knowledge.remarks import remarks, speaks_of
 from flowrl.launchers.sandbox import confinement
-from flowrl.paths import printable
+from flowrl.paths import printable, slug
 from flowrl.runs import CodeApproval
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.levels import excess
@@ -263,14 +263,15 @@ def _read(path: Path, games: Sequence[Game]) -> Skill | str:
 
 
 def _without_namesakes(files: Sequence[Path], read: Sequence[Skill | str]) -> list[Skill | str]:
-    """The same, but for each skill that another file has, too, the reason to refuse it."""
+    """The same, but for each skill whose files another one's would be, the reason to refuse it."""
     first: dict[str, Path] = {}
     checked = list(read)
     for number, each in enumerate(read):
         if isinstance(each, Skill):
-            other = first.setdefault(each.name, files[number])
+            word = slug(each.name)
+            other = first.setdefault(word, files[number])
             if other != files[number]:
-                checked[number] = f"{files[number]}: {other} is {each.name!r}, too; rename one"
+                checked[number] = f"{files[number]}: {other} is {word!r}, too; rename one"
     return checked
 
 

@@ -89,8 +89,9 @@ def whole_generation(store: ExpertStore, generation: int) -> Mapping[int, Expert
 def rollback(store: ExpertStore, generation: int) -> Manifest:
     """Make an earlier generation's experts count again, as a new one; see `whole_generation`."""
     experts = whole_generation(store, generation)
+    amended = store.amend(lambda before: _with_experts(before, experts))
     logger.warning("rolled back to generation %d", generation)
-    return store.amend(lambda before: _with_experts(before, experts))
+    return amended
 
 
 def restore_manifest(graph_paths: GraphPaths) -> str:

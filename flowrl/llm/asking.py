@@ -64,6 +64,10 @@ class BudgetUsedUpError(FlowrlError):
 class AskingCommand(AskingFlags):
     """A command that asks a language model."""
 
+    def check_model(self) -> None:
+        """Raise ConfigError if no model is named that could be asked; nothing is on disk yet."""
+        _ = self.llm_replay or self.endpoint
+
     def _opened(self, place: Destination, begun: Begun) -> tuple[Transcript, Begun]:
         """Return the transcript of a wish, and what is told, as in a replay if there is one."""
         folder, source = place.paths.transcripts, None

@@ -50,6 +50,7 @@ class WriteCommand(AskingCommand, WriteFlags):
                 raise ConfigError(f"--env_name: {what}")
         else:
             place = self._folder(self.output)
+        self.check_model()
         with locks.held(place.paths.transcripts / "write.lock", timeout_seconds=0):
             return self._write(place)
 
@@ -125,7 +126,7 @@ class WriteCommand(AskingCommand, WriteFlags):
         if is_graph(folder):
             raise ConfigError(f"{folder} is a graph; name it without -o, or another folder")
         game = find_game(self.env_name or PPOConfig.env_name)
-        own = folder if any(folder.glob("*.py")) else None
+        own = folder if any(folder.glob("[!.]*.py")) else None
         graph = SkillGraph(load_library(game.name, own).values(), capacity=game.capacity)
         storage.try_writing(folder)
         return Destination(paths=GraphPaths(folder), graph=graph, said={}, env_name=game.name)

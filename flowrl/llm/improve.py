@@ -102,6 +102,7 @@ class ImproveCommand(AskingCommand):
                 raise ConfigError("name texts by --proposals FOLDER, or a model by --base_url")
             return texts
         place = graph_destination(self.graph_path)
+        self.check_model()
         with locks.held(place.paths.transcripts / "write.lock", timeout_seconds=0):
             asked = self._rewards_for(place, present)
         return texts | {f"{file.parent.name}/{file.name}": file for file in asked}

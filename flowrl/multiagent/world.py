@@ -102,6 +102,7 @@ def open_world(name: str, agents: int) -> World:
     """The world of this name with so many agents; raises ConfigError if there is none."""
     try:
         world = _opener(name)(name, agents)
+        has = len(world.sizes.actions) if isinstance(world, World) else agents
     except FlowrlError:
         raise
     except _ERRORS as error:
@@ -110,7 +111,7 @@ def open_world(name: str, agents: int) -> World:
     if not isinstance(world, World):
         problem = "is no world, which has name, sizes, reset, observe and step"
         raise ConfigError(f"--world {name}: {type(world).__name__} {problem}; repair it")
-    if (has := len(world.sizes.actions)) != agents:
+    if has != agents:
         raise ConfigError(f"--agents {agents}: the world {name} has {has} agents; set {has}")
     return world
 

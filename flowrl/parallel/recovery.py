@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Literal
 
 from flowrl import config as configs
-from flowrl import notices
+from flowrl import notices, storage
 from flowrl.config import BottomUpConfig, PPOConfig, ScheduleConfig
 from flowrl.errors import (
     ConfigError,
@@ -158,7 +158,8 @@ def _completed(graph_paths: GraphPaths, version: ExpertVersion, manifest: Manife
                 goal=config.success_state_rate,
                 budget=config.total_timesteps,
             )
-    logger.warning("%s has no record of %s: its time counts as 0", archive, version.version)
+    folder = archive.folder
+    logger.warning("%s has no record of %s: its time counts as 0", folder, version.version)
     return Completed(
         run_id=own.run_id if own else version.version,
         attempt=1,
@@ -477,6 +478,9 @@ def _unreadable(
     except FormatVersionError as error:
         yield Finding(severity, without_remedy(error), path, _THAT_VERSION)
     except (FileRefusedError, ConfigError) as error:
+        if isinstance(error.__cause__, PermissionError):  # nothing says that it is damaged
+            yield Finding(severity, without_remedy(error), path, storage.RIGHTS)
+            return
         fix = fix or partial(_set_aside, graph_paths, path, str(error))
         yield Finding(severity, without_remedy(error), path, fix=fix)
 

@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load, save
+from safetensors.numpy import save
 
 from flowrl import storage
 from flowrl.averaging.rules import OuterStep, Rule, average
@@ -31,6 +30,7 @@ from flowrl.averaging.state import from_row, to_row
 from flowrl.errors import FileRefusedError
 from flowrl.runs import Rates
 from flowrl.storage import records
+from flowrl.storage.arrays import read_tensors
 from flowrl.storage.records import Natural, Share, at_least
 
 Arrays = Mapping[str, np.ndarray]
@@ -261,7 +261,4 @@ def _read(path: Path, sha256: str | None = None, limit_bytes: int = 2**33) -> di
     content = storage.read_bytes(path, limit_bytes=limit_bytes)
     if sha256 is not None and hashlib.sha256(content).hexdigest() != sha256:
         raise FileRefusedError(f"{path} is not what its record says; retry the run")
-    try:
-        return load(content)
-    except (SafetensorError, ValueError, KeyError) as error:
-        raise FileRefusedError(f"{path} cannot be read ({error}); retry the run") from error
+    return read_tensors(content, place=str(path), remedy="retry the run")

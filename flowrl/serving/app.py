@@ -23,7 +23,6 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import (
     FileResponse,
-    JSONResponse,
     PlainTextResponse,
     RedirectResponse,
     Response,
@@ -121,7 +120,7 @@ class Door:
         match = _HOST.fullmatch(header)
         name = (match[1] or match[2]).lower() if match else ""
         own = ["localhost"] if self.local else ["localhost", self.host, socket.gethostname()]
-        return name in own or _is_address(name, loopback=self.local)
+        return name in map(str.lower, own) or _is_address(name, loopback=self.local)
 
 
 class Site:
@@ -172,7 +171,7 @@ class Site:
 
     async def _graphs(self, request: Request) -> Response:
         names = [str(watch.root) for watch in self._watches.values()]
-        return JSONResponse({"graphs": names, "control": self._door.control})
+        return _json({"graphs": names, "control": self._door.control})
 
     async def _events(self, request: Request) -> Response:
         watch = self._watch(request)
@@ -195,10 +194,10 @@ class Site:
             quiet += POLL_SECONDS
 
     def _merges(self, request: Request) -> Response:
-        return JSONResponse(merges_document(existing_graph_or_sweep(self._watch(request).root)))
+        return _json(merges_document(existing_graph_or_sweep(self._watch(request).root)))
 
     def _skill(self, request: Request) -> Response:
-        return JSONResponse(skill_document(*self._named(request)))
+        return _json(skill_document(*self._named(request)))
 
     def _film(self, request: Request) -> Response:
         film = film_of_skill(*self._named(request))
@@ -227,7 +226,7 @@ class Site:
         if refusal := why_not(asked.verb, row.status):
             raise HTTPException(409, refusal)
         name = await asyncio.to_thread(send_request, graph_paths, asked.verb, row.skill)
-        return JSONResponse({"id": name})
+        return _json({"id": name})
 
     def _watch(self, request: Request) -> GraphWatch:
         if watch := self._watches.get(request.path_params["number"]):
@@ -285,6 +284,11 @@ def serve(site: Site, listener: socket.socket) -> None:
 
 def _page_file(name: str, media_type: str) -> Callable[[Request], Response]:
     return lambda request: FileResponse(_PAGE / name, media_type=media_type)
+
+
+def _json(document: Any) -> Response:
+    """A document; half a character, which no response can hold, stays escaped."""
+    return Response(json.dumps(document, allow_nan=False), media_type="application/json")
 
 
 def _unreadable(request: Request, error: Exception) -> Response:

@@ -36,7 +36,8 @@ class Amount:
             or not 0 < self.over <= _LIMIT
             or self.at(1) < 0
         ):
-            raise SkillError(f"the amount {self} is negative or over {_LIMIT}; correct it")
+            what = f"the amount {self} is negative, over {_LIMIT} or divided by 0"
+            raise SkillError(f"{what}; correct it")
 
     def __bool__(self) -> bool:
         return self.per > 0 or self.base > 0

@@ -27,7 +27,7 @@ from flowrl.skills.learnable import Learnable
 from flowrl.skills.levels import count_for, entry_needs, excess, needs_before
 from flowrl.skills.skill import ON_FLOOR, Skill, Step
 
-_STEP_LIMIT = 1_000
+_STEP_LIMIT, _LONGEST = 1_000, 250
 
 
 class _Before(NamedTuple):
@@ -78,6 +78,8 @@ class Planner:
         chosen = self.learned.chosen[goal.skill]
         path, seen, stuck = [self._place(self._first(goal), chosen)], set[object](), ""
         for _ in range(_STEP_LIMIT):
+            if len(path) > _LONGEST:
+                break
             place = path[-1]
             if not place.needs and START in place.floors:
                 return [each.step for each in reversed(path)]
@@ -94,7 +96,7 @@ class Planner:
             path.pop()
             if not path:
                 break
-        raise GraphError(stuck or f"the plan for {goal.skill!r} has over {_STEP_LIMIT} steps")
+        raise GraphError(stuck or f"the plan for {goal.skill!r} has over {_LONGEST} steps")
 
     def _first(self, goal: Step) -> _Before:
         """The goal, with what must be there when it starts."""

@@ -261,15 +261,15 @@ def load_library(
     skills = {name: replace(skill, embedded=True) for name, skill in embedded.items()}
     if skills_dir is not None:
         if not Path(skills_dir).is_dir():
-            raise SkillError(f"{skills_dir} is not a folder; name a folder of skill files")
+            raise SkillError(f"--skills_dir {skills_dir} is not a folder; name one of skill files")
         if not (own := _load_folder(Path(skills_dir), env_name, trust=trust)):
-            raise SkillError(f"{skills_dir} has no file *.py; name a folder of skill files")
+            raise SkillError(f"--skills_dir {skills_dir} has no file *.py; name a folder that has")
         skills |= own
     return skills
 
 
 def _files_of(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.glob("*.py") if not path.is_dir())
+    return sorted(path for path in folder.glob("[!.]*.py") if not path.is_dir())
 
 
 def _load_folder(folder: Path, env_name: str, *, trust: bool = False) -> dict[str, Skill]:

@@ -41,6 +41,7 @@ _BEING_REMOVED = (
 )
 _CHUNK_BYTES = 2**20
 _REMEDY = "restore it from a copy, or name another"
+RIGHTS = "let its owner give you the right to read it"
 _PLAIN_NEW = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 # These mean that the file itself is wrong. Others, such as a lack of descriptors, may pass.
 _REFUSED = frozenset(
@@ -104,6 +105,7 @@ def open_plain(path: Path, *, remedy: str = _REMEDY) -> BufferedReader:
         if error.errno not in _REFUSED:
             raise
         link = "it is a link, and flowrl follows none" if path.is_symlink() else error.strerror
+        remedy = RIGHTS if isinstance(error, PermissionError) else remedy
         raise FileRefusedError(f"{path} cannot be read: {link}; {remedy}") from error
     with naming(path):
         mode = os.fstat(descriptor).st_mode

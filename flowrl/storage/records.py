@@ -156,7 +156,7 @@ class MalformedError(ValueError):
 
 def at_least(low: float) -> Check:
     """Return a check for the type of a field: a number from `low`."""
-    return _check(lambda value: value >= low, f"must be at least {low:g}")
+    return _check(lambda value: value >= low, f"must be at least {low:,}")
 
 
 def at_most(high: float) -> Check:

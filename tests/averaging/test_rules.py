@@ -218,3 +218,11 @@ def test_a_member_that_is_not_finite_is_named():
     rows[2, 1] = np.nan
     with pytest.raises(ConfigError, match="member 2 are not finite"):
         gossip_means(rows, 1)
+
+
+@pytest.mark.parametrize("size", [1e-308, 1.0, 1e308])
+@pytest.mark.parametrize("rule", RULES[:4], ids=lambda rule: rule.name)
+def test_only_the_ratio_of_weights_counts(rule, size):
+    offered, weights = rows(), np.random.default_rng(2).random(MEMBERS)
+    same = average(rule, offered, weights * size)
+    np.testing.assert_allclose(same, average(rule, offered, weights), rtol=1e-6)

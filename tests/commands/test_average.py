@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
+import shutil
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from flowrl import cli, storage
@@ -153,3 +157,35 @@ def test_what_cannot_be_averaged_is_refused_in_one_line(tmp_path, capsys):
         capsys, *common, "--faulty", "1", good, other
     )
     assert not (tmp_path / "out").exists()
+
+
+DTYPES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "I8": 1, "U64": 8,
+          "BOOL": 1, "C64": 8, "F4": 1, "X": 1}  # fmt: skip
+ARRAYS = st.dictionaries(
+    st.sampled_from(["a", "a/b", "a/b/c", "/", "", "b", "é", "a//b"]),
+    st.tuples(st.sampled_from([*DTYPES]), st.lists(st.integers(0, 2), max_size=2)),
+    max_size=3,
+)
+
+
+@given(ARRAYS)
+@settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+def test_whatever_arrays_a_file_holds_they_are_averaged_or_refused(tmp_path, capsys, arrays):
+    header, end = {}, 0
+    for name, (dtype, shape) in arrays.items():
+        begin, end = end, end + DTYPES[dtype] * math.prod(shape)
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    files = [tmp_path / "one", tmp_path / "other"]
+    for file in files:
+        file.write_bytes(len(text).to_bytes(8, "little") + text + bytes(end))
+    shutil.rmtree(tmp_path / "out", ignore_errors=True)
+    words = ["average", "--unrelated", "-o", tmp_path / "out", *files]
+    code = cli.main([*map(str, words)])
+    lines = capsys.readouterr().err.splitlines()
+    assert (code, len(lines)) in ((0, 0), (1, 1), (2, 1)), lines
+    assert (tmp_path / "out").exists() == (code == 0)

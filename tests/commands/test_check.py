@@ -146,7 +146,7 @@ def test_two_files_of_a_folder_with_one_name_are_refused(tmp_path, flowrl):
     folder = written(tmp_path / "mine", a=skill_text(), b=skill_text())
     first, second = flowrl("check", folder, "--no_trace", code=1).out.splitlines()
     assert first.startswith(f"{folder / 'a.py'}: ok: ")
-    assert second == f"{folder / 'b.py'}: {folder / 'a.py'} is 'Collect Wood', too; rename one"
+    assert second == f"{folder / 'b.py'}: {folder / 'a.py'} is 'Collect_Wood', too; rename one"
 
 
 FULL = "Craftax-Symbolic-v1"
@@ -191,3 +191,26 @@ def test_a_skill_of_a_floor_is_for_the_games_that_have_it(tmp_path, flowrl):
     text = text.replace("Collect Wood", "Fell Trees")
     folder = written(tmp_path / "mine", a=text)
     assert f": ok: Fell Trees, for {FULL}; plan: " in flowrl("check", folder, "--no_trace").out
+
+
+def test_what_stands_twice_is_refused(tmp_path, flowrl):
+    amounts = skill_text().replace('{"wood": "n"}', '{"wood": "n", "wood": "2*n"}')
+    flags = skill_text() + '\ntraining = {"lr": 0.1, "lr": 0.2}\n'
+    folder = written(tmp_path / "mine", a=amounts, b=flags)
+    lines = flowrl("check", folder, "--no_trace", code=1).out.splitlines()
+    assert ["stands twice; leave one of them out" in line for line in lines] == [True, True]
+
+
+def test_two_names_of_one_folder_hide_no_other_skill(tmp_path, flowrl):
+    names = {"a": "Tea For Two", "b": "Tea_For Two", "c": "Coffee"}
+    texts = {key: skill_text().replace("Collect Wood", name) for key, name in names.items()}
+    folder = written(tmp_path / "mine", **texts)
+    lines = flowrl("check", folder, "--no_trace", code=1).out.splitlines()
+    assert [": ok: " in line for line in lines] == [True, False, True]
+    assert "a.py is 'Tea_For_Two', too; rename one" in lines[1]
+
+
+def test_hidden_files_are_no_skills(tmp_path, flowrl):
+    folder = written(tmp_path / "mine", a=skill_text(), **{"._a": b"\0\5\x16\7"})
+    (line,) = flowrl("check", folder, "--no_trace").out.splitlines()
+    assert ": ok: " in line

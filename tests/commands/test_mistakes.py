@@ -279,3 +279,49 @@ def test_no_output_replaces_what_is_no_file(tmp_path, monkeypatch, capsys, line,
     said = answer([*line.split(), "-o", str(path)], capsys)
     assert "is a folder; name a file" in said or "is a pipe or a device; name a file" in said
     assert (sorted(tmp_path.iterdir()), path.lstat().st_mode) == (before, mode)
+
+
+@pytest.mark.parametrize("name", ["config.json", "events.jsonl", "notices", "training_runs"])
+@pytest.mark.parametrize("line", ["train mine", "sequential mine", "skills mine"])
+def test_no_file_of_another_program_is_written_over(tmp_path, monkeypatch, capsys, name, line):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / name).write_text("mine")
+    capsys.readouterr()
+    assert cli.main(line.split()) == 1
+    (said,) = capsys.readouterr().err.splitlines()
+    assert f"mine is no graph and has {name}, which a graph would write over; name a new" in said
+    assert (tmp_path / "mine" / name).read_text() == "mine"
+
+
+@pytest.mark.parametrize("command", [*cli.ALL, "nosuch"])
+def test_a_folder_that_was_removed_under_the_shell_is_said(tmp_path, monkeypatch, capsys, command):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert "the folder that you are in was removed" in answer([*command.split(), "x"], capsys)
+
+
+@pytest.mark.parametrize(
+    ("command", "place"), PATHS, ids=lambda each: each if isinstance(each, str) else each.name
+)
+def test_no_path_holds_a_nul(command, place):
+    with pytest.raises(ConfigError, match="no path holds a NUL"):
+        arguments.value_of(cli.class_of(command), place.name, ["a\0b"])
+
+
+OUTPUTS = [
+    "write Wish -o /proc/x --llm_replay {replay}", "export {graph} -o /proc/x",
+    "plot {graph} -o /proc/x.svg", "new game tea -o /proc/x",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("line", OUTPUTS)
+def test_a_place_where_nothing_can_be_made_is_said(template, tmp_path, monkeypatch, capsys, line):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "replay").mkdir()
+    capsys.readouterr()
+    code = cli.main(line.format(graph=template.root, replay="replay").split())
+    (said,) = capsys.readouterr().err.splitlines()
+    assert code in (1, 2, 74)
+    assert said.startswith("flowrl: ")

@@ -265,6 +265,8 @@ def test_what_cannot_be_is_one_line_and_asks_nobody(endpoint, folder, flowrl, mo
     assert told.count("\n") == 1
     assert "hunter2" not in told
     assert endpoint.asked == []
+    if "--llm_context_tokens" not in more:  # the context is made of what was written before
+        assert not (folder / "transcripts").exists()
 
 
 def test_without_the_extra_one_line_says_what_to_install(endpoint, folder, flowrl, monkeypatch):

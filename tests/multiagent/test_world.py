@@ -95,8 +95,22 @@ def stops(name, agents):
     sys.exit(3)
 
 
+class Unsized(OnlyApple):
+    def __init__(self, name, agents):
+        self.name = name
+
+    @property
+    def sizes(self):
+        raise ZeroDivisionError("by agents")
+
+
 @pytest.mark.parametrize(
-    ("kind", "said"), [("even", "AssertionError: agents must be even"), ("stops", "SystemExit: 3")]
+    ("kind", "said"),
+    [
+        ("even", "AssertionError: agents must be even"),
+        ("stops", "SystemExit: 3"),
+        ("Unsized", "ZeroDivisionError: by agents"),
+    ],
 )
 def test_what_a_world_says_of_its_agents_is_one_line(kind, said):
     name = f"{__name__}:{kind}"

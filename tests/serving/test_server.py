@@ -326,6 +326,16 @@ def test_damaged_files_are_told_and_end_nothing(tmp_path, serve):
     assert "Traceback" not in served.log.read_text()
 
 
+def test_half_a_character_in_a_file_is_shown_and_ends_nothing(tmp_path, serve):
+    graph_paths = a_graph(tmp_path / "graph")
+    served, run = serve(graph_paths.root), graph_paths.run(1, "Place Table")
+    text = run.metrics.read_text().replace("0_Collect", "0_\\ud800ollect")
+    assert "ud800" in text
+    run.metrics.write_text(text)
+    code, _, said = asked(served, "/graphs/0/skill?skill=Place%20Table")
+    assert (code, b"\\ud800ollect" in said) == (200, True)
+
+
 def test_a_graph_that_has_gone_is_told_by_every_document(tmp_path, serve):
     graph_paths = a_graph(tmp_path / "graph")
     served = serve(graph_paths.root)

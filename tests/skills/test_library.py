@@ -41,7 +41,7 @@ def is_needed(name: str, item: str) -> bool:
     if item in ("fire_sword", "ice_sword"):
         return True
     helped = name in CLEARED or name in LIVING or name.startswith("Defeat ")
-    helped |= name in ("Eat Plant", "Damage Necromancer")
+    helped |= name in ("Eat Plant", "Rest", "Damage Necromancer")
     # What leads to a ladder; tests/games/test_craftax_engine.py has the proof.
     helped |= name.startswith("Enter ") and item in ("pickaxe", "stone", "sword")
     return not helped and (name, item) not in TIMELY

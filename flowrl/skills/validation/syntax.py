@@ -146,6 +146,10 @@ def check_function(node: ast.FunctionDef, place: str, *, game: Game, trusted: bo
 
 def literal(node: ast.expr, place: str) -> Any:
     """The value of a literal: text, numbers, and dicts, lists, tuples and sets of them."""
+    for part in ast.walk(node):
+        keys = [ast.unparse(key) for key in part.keys if key] if isinstance(part, ast.Dict) else []
+        if twice := next((key for key in keys if keys.count(key) > 1), None):
+            raise _refusal(place, part, f"{twice} stands twice", "leave one of them out")
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError, ArithmeticError, RecursionError, MemoryError) as error:
