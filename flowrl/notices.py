@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 
 from flowrl import storage
 from flowrl.errors import FileRefusedError
@@ -39,6 +40,13 @@ def read(graph_paths: GraphPaths) -> Mapping[str, str]:
         path.stem: _text(graph_paths, path.stem)
         for path in sorted(graph_paths.notices.glob("*.json"))
     }
+
+
+def find(graph_paths: GraphPaths, key: str) -> str | None:
+    """Return the text of one notice; None if it is missing or damaged."""
+    with suppress(FileRefusedError):
+        return str(records.read_document(graph_paths.notice(key)).get("text"))
+    return None
 
 
 def _text(graph_paths: GraphPaths, key: str) -> str:

@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 from flowrl import storage
 from flowrl.errors import FileRefusedError, closest
 from flowrl.llm.exchange import Completion, Cost, Form
+from flowrl.paths import GraphPaths, is_graph
 from flowrl.storage import records
 from flowrl.storage.records import Natural, Positive
 
@@ -239,6 +240,10 @@ def granted_next(folder: Path, known: Callable[[str], bool]) -> int:
 
 def find_source(place: Path, wish: str, env_name: str) -> tuple[Path, Begun]:
     """Return the transcript of a wish in a folder, or a file; FileRefusedError without one."""
+    if not place.exists():
+        raise FileRefusedError(f"{place} does not exist; name a transcript or a folder of them")
+    if is_graph(place):
+        place = GraphPaths(place).transcripts
     files = sorted(place.glob("*.jsonl")) if place.is_dir() else [place]
     found = {}
     for path in files:

@@ -20,7 +20,7 @@ from flowrl.multiagent.run import IndependentResult, IndependentRun, record_of
 from flowrl.multiagent.world import Sizes, World, open_world
 from flowrl.networks.grouped import pack
 from flowrl.networks.moe import stack_experts
-from flowrl.paths import IndependentPaths
+from flowrl.paths import IndependentPaths, graph_around
 from flowrl.ppo.trainer import use_compile_cache
 from flowrl.runs import expert_shapes
 from flowrl.storage import records
@@ -40,6 +40,9 @@ def evaluate(command: EvaluateAgents) -> int:
     """
     use_compile_cache(None)
     run_paths = IndependentPaths(command.run_folder.absolute())
+    if outer := graph_around(run_paths.folder):
+        what = f"{run_paths.folder} is in the graph {outer.root}, whose agents are skills"
+        raise ConfigError(f"{what}; measure one by {outer.command('evaluate')} SKILL")
     if not run_paths.run_json.exists():
         raise ConfigError(f"{run_paths.folder} has no run.json; name the folder of a run")
     if not run_paths.result_json.exists():

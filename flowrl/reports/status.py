@@ -372,7 +372,7 @@ def _read_stop_mode(graph_paths: GraphPaths) -> str:
 
 def last_command(graph_paths: GraphPaths) -> str:
     """Return the command of the last start, to be given again: its flags say what is trained."""
-    command = notices.read(graph_paths).get("command", "the same command as before")
+    command = notices.find(graph_paths, "command") or "the same command as before"
     return printable(command.replace("GRAPH", shlex.quote(str(graph_paths.root)), 1))
 
 
