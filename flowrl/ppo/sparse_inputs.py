@@ -1,17 +1,19 @@
 """Learning from the columns of the observations that are in use.
 
 Craftax's observations are one-hots of the cells in view, and most kinds of block are in view
-nowhere: of a rollout's columns a third to a half are zero in every row. Such a column adds nothing
-to a first layer, and the gradient of its weights is exactly zero. So an update counts the columns
-in use and, where they fit into `width_for` of them, learns with these alone: the first layer's
-products, two thirds of the work, and Adam's work shrink with them. The other weights move by their
-momentum only, which takes one formula (`optimizer.decay_unused`).
+nowhere. Of a rollout's columns a third to a half are zero in every row, of full Craftax's, which
+has nine floors, four fifths. Such a column adds nothing to a first layer, and the gradient of its
+weights is exactly zero. So an update counts the columns in use and learns with the fewest of
+`widths_for` that hold them: the first layer's products, two thirds of the work, and Adam's work
+shrink with them. The other weights move by their momentum only, which takes one formula
+(`optimizer.decay_unused`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -25,17 +27,17 @@ from flowrl.ppo.rollout import RolloutBatch, merge_shards
 from flowrl.ppo.sharding import ONE_DEVICE, Axis
 from flowrl.ppo.update import Stats, TrainState, all_finite, learn
 
-_SHARE, _MULTIPLE = 0.7, 64
+_SHARES, _LARGE = (0.3, 0.7), 4096  # columns from which more than the last share is compiled
+_MULTIPLE = 64
 _MOST_NUMBERED = 2**31 - 1
 
 
 class Columns(NamedTuple):
     """All columns, those in use first, and where each of them is then."""
 
-    chosen: jax.Array  # int32[width]: those in use, in order, then some that are not
-    others: jax.Array  # int32[size - width]
-    position: jax.Array  # int32[size]: of each column in `chosen` and `others` together
-    fit: jax.Array  # bool, whether all columns in use are chosen
+    order: jax.Array  # int32[size]: those in use, in order, then those that are not
+    position: jax.Array  # int32[size]: of each column in `order`
+    used: jax.Array  # int32, how many are in use
 
 
 def learn_from_columns(
@@ -56,16 +58,18 @@ def learn_from_columns(
     if state.params.trunk:
         return learn(config, state, merge_shards(shards), **common)
     columns = columns_in_use([shard.steps.obs for shard in shards], axis)
+    widths = [width for width in widths_for(len(columns.order)) if width < len(columns.order)]
 
     def of_all(state: TrainState) -> tuple[TrainState, Stats]:
         return learn(config, state, merge_shards(shards), **common)
 
-    def of_chosen(before: TrainState) -> tuple[TrainState, Stats]:
-        batch = merge_shards([_select_seen(shard, columns.chosen) for shard in shards])
+    def of_chosen(width: int, before: TrainState) -> tuple[TrainState, Stats]:
+        chosen, others = columns.order[:width], columns.order[width:]
+        batch = merge_shards([_select_seen(shard, chosen) for shard in shards])
         kernels = first_kernels(before)
-        few = with_first(before, [select_kernel(kernel, columns.chosen) for kernel in kernels])
+        few = with_first(before, [select_kernel(kernel, chosen) for kernel in kernels])
         few, stats = learn(config, few, batch, **common)
-        kernel, first, second = (select_kernel(kernel, columns.others) for kernel in kernels)
+        kernel, first, second = (select_kernel(kernel, others) for kernel in kernels)
         moved, moments = optimizer.decay_unused(
             kernel,
             (first, second),
@@ -78,14 +82,15 @@ def learn_from_columns(
         whole = [select_kernel(jnp.concatenate(two, axis=1), columns.position) for two in parts]
         return with_first(few, whole), stats._replace(finite=stats.finite & all_finite(moved))
 
-    if not columns.others.size:
-        return of_all(state)
-    return jax.lax.cond(columns.fit, of_chosen, of_all, state)
+    branches = [*(partial(of_chosen, width) for width in widths), of_all]
+    too_small = sum((columns.used > width for width in widths), start=jnp.int32(0))
+    return jax.lax.switch(too_small, branches, state)
 
 
-def width_for(size: int) -> int:
-    """Return the number of an observation's columns that are learned from."""
-    return min(size, _MULTIPLE * math.ceil(_SHARE * size / _MULTIPLE))
+def widths_for(size: int) -> tuple[int, ...]:
+    """Return how many of an observation's columns may be learned from, in rising order."""
+    shares = _SHARES if size >= _LARGE else _SHARES[-1:]
+    return tuple(min(size, _MULTIPLE * math.ceil(share * size / _MULTIPLE)) for share in shares)
 
 
 def columns_in_use(obs: Sequence[jax.Array], axis: Axis = ONE_DEVICE) -> Columns:
@@ -97,10 +102,9 @@ def columns_in_use(obs: Sequence[jax.Array], axis: Axis = ONE_DEVICE) -> Columns
     # The greatest of many numbers is found in half the time of whether any is not zero.
     greatest = [jnp.abs(part).reshape(-1, part.shape[-1]).max(axis=0) for part in obs]
     used = axis.any(jnp.stack(greatest).max(axis=0) != 0)
-    width = width_for(len(used))
     order = jnp.argsort(~used, stable=True).astype(jnp.int32)
     position = jnp.argsort(order).astype(jnp.int32)
-    return Columns(order[:width], order[width:], position, used.sum() <= width)
+    return Columns(order, position, used.sum())
 
 
 def select_obs(obs: jax.Array, columns: jax.Array) -> jax.Array:
