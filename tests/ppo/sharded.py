@@ -217,7 +217,7 @@ def last_shard_alone(env: Steady, config: PPOConfig) -> Found:
 
 
 def columns_of_parts() -> Found:
-    """The columns that each device finds in use, whose own would fit and all would not."""
+    """The columns that each device finds in use, whose own are others than all."""
     placement = place(ON[4])
     obs = np.zeros((4, 1, 160), np.float32)
     for device in range(4):
@@ -225,13 +225,13 @@ def columns_of_parts() -> Found:
 
     def found(rows: jax.Array) -> Any:
         columns = sparse_inputs.columns_in_use([rows], placement.axis)
-        return columns.fit[None], columns.chosen[None]
+        return columns.used[None], columns.order[None]
 
     spread = jax.shard_map(
         found, mesh=placement.mesh, in_specs=SPLIT, out_specs=SPLIT, check_vma=False
     )
-    fit, chosen = jax.jit(spread)(placement.lay(obs, SPLIT))
-    return {"fit": fit, "chosen": chosen}
+    used, order = jax.jit(spread)(placement.lay(obs, SPLIT))
+    return {"used": used, "order": order}
 
 
 @dataclass(frozen=True, slots=True)

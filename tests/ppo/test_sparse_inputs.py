@@ -22,13 +22,14 @@ from flowrl.ppo.sparse_inputs import (
     learn_from_columns,
     select_kernel,
     select_obs,
-    width_for,
+    widths_for,
     with_first,
 )
 from flowrl.ppo.update import TrainState, draw_minibatches, learn
 from tests.networks.making import init_experts
 
 SIZE, STEPS, ENVS = 200, 6, 16
+WIDTH = widths_for(SIZE)[-1]
 CONFIG = PPOConfig(num_envs=ENVS, num_steps=STEPS, update_epochs=2, num_minibatches=2, layer_size=8)
 HYPER = Hyperparameters.of(CONFIG, 1e-2)
 
@@ -108,37 +109,34 @@ def learnt(num_experts: int, used: tuple[int, ...], *, few: bool):
     ("num_experts", "used"),
     [
         (1, (50, 20)),
-        (3, (width_for(SIZE), 30, 0)),
-        (3, (width_for(SIZE) + 1, 40)),
+        (3, (WIDTH, 30, 0)),
+        (3, (WIDTH + 1, 40)),
         (3, (SIZE, 10)),
     ],
 )
-def test_learning_from_few_columns_is_learning_from_all(num_experts, used):
+@pytest.mark.parametrize("large", [SIZE, SIZE + 1])
+def test_learning_from_few_columns_is_learning_from_all(monkeypatch, num_experts, used, large):
     """Also where a column was in use before: its weights go on by their momentum."""
+    monkeypatch.setattr(sparse_inputs, "_LARGE", large)
     found = learnt(num_experts, used, few=True)
     expected = learnt(num_experts, used, few=False)
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize("used", [0, 1, 50, width_for(SIZE)])
-def test_all_columns_in_use_are_chosen_where_they_fit(used):
+@pytest.mark.parametrize("used", [0, 1, 50, WIDTH, SIZE])
+def test_columns_in_use_come_first(used):
     obs = obs_of(used)
     found = columns_in_use([obs[:40], obs[40:]])
-    assert found.fit
-    assert len(found.chosen) == width_for(SIZE)
-    assert sorted([*found.chosen.tolist(), *found.others.tolist()]) == list(range(SIZE))
-    assert not np.asarray(obs)[:, found.others].any()
-
-
-def test_one_column_more_does_not_fit():
-    assert not columns_in_use([obs_of(width_for(SIZE) + 1)]).fit
+    assert found.used == used
+    assert sorted(found.order.tolist()) == list(range(SIZE))
+    assert not np.asarray(obs)[:, found.order[used:]].any()
 
 
 def test_a_column_that_is_below_zero_or_nan_is_in_use():
     obs = np.zeros((2, SIZE), np.float32)
     obs[0, 7], obs[1, 9] = -1.0, np.nan
-    assert columns_in_use([jnp.asarray(obs)]).chosen[:2].tolist() == [7, 9]
+    assert columns_in_use([jnp.asarray(obs)]).order[:2].tolist() == [7, 9]
 
 
 @pytest.mark.parametrize("most", [2**31 - 1, 0], ids=["by number", "by column"])
@@ -150,7 +148,7 @@ def test_columns_are_select_obs(monkeypatch, most):
 
 def test_experts_of_few_columns_say_the_same():
     obs, expert = obs_of(50), jnp.zeros(STEPS * ENVS, jnp.int32)
-    chosen = columns_in_use([obs]).chosen
+    chosen = columns_in_use([obs]).order[:WIDTH]
     (kernel,) = first_kernels(experts(1))
     narrow = with_first(experts(1), [select_kernel(kernel, chosen)])
     few = dispatch.apply(narrow, select_obs(obs, chosen), expert, activation="tanh")
@@ -163,7 +161,7 @@ def test_kernels_that_are_taken_apart_can_be_put_together():
     tree = {"params": experts(3), "count": jnp.arange(3)}
     found = columns_in_use([obs_of(50)])
     (kernel,) = first_kernels(tree)
-    parts = [select_kernel(kernel, columns) for columns in (found.chosen, found.others)]
+    parts = [select_kernel(kernel, columns) for columns in (found.order[:64], found.order[64:])]
     whole = select_kernel(jnp.concatenate(parts, axis=1), found.position)
     again = with_first(with_first(tree, parts[:1]), [whole])
     for one, other in zip(jax.tree.leaves(again), jax.tree.leaves(tree), strict=True):
@@ -171,8 +169,9 @@ def test_kernels_that_are_taken_apart_can_be_put_together():
 
 
 def test_small_observations_are_learned_from_whole():
-    assert width_for(2) == 2
-    assert width_for(1345) == 960
+    assert widths_for(2) == (2,)
+    assert widths_for(1345) == (960,)
+    assert widths_for(8809) == (2688, 6208)
 
 
 @pytest.mark.parametrize("field", Hyperparameters._fields)
