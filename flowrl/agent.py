@@ -171,7 +171,7 @@ def export_agent(graph_paths: GraphPaths, folder: Path) -> AgentRecord:
             f"{graph_paths.root} has no merged expert yet; train a skill first"
         )
     if os.path.lexists(folder):
-        raise FileRefusedError(f"{folder} exists already; name another folder, or remove it")
+        raise FileRefusedError(f"{folder} exists already; name another folder")
     with storage.building(folder) as prepared:
         experts = []
         for index, version in manifest.experts.items():
@@ -189,6 +189,8 @@ def export_agent(graph_paths: GraphPaths, folder: Path) -> AgentRecord:
 
 def read_agent_record(folder: Path) -> AgentRecord:
     """The record of an exported agent; FileRefusedError if there is none, or it is damaged."""
+    if folder.name == AGENT_JSON and folder.is_file():
+        raise FileRefusedError(f"{folder} is a file of an agent; name its folder, {folder.parent}")
     if not (folder / AGENT_JSON).is_file():
         raise FileRefusedError(f"{folder} is no agent: it has no {AGENT_JSON}; use flowrl export")
     return records.read(folder / AGENT_JSON, AgentRecord, remedy=_AGAIN)

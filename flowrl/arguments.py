@@ -88,9 +88,8 @@ def count(text: str) -> int:
             return int(value)
     except (DecimalException, ValueError, OverflowError):
         pass
-    fault = "not a whole number such as 5000, 5e7, 200k or 1M"
-    if large:
-        fault = f"beyond ±1e{_MOST_DIGITS}; choose a number nearer to 0"
+    fault = f"beyond ±1e{_MOST_DIGITS}; choose a number nearer to 0"
+    fault = fault if large else "not a whole number such as 5000, 5e7, 200k, 1M or 8G"
     raise ValueError(f"is {quoted(text)}, {fault}")
 
 
@@ -449,7 +448,9 @@ def _meant(kind: type, given: Given, word: str) -> str:
         return "; a number stands behind its flag, one alone unless it takes a list"
     if "output" in known and "output" not in given and Path(word).suffix in _FILES:
         return f"; for a file say -o {quoted(word)}"
-    if "skill" in known and known["skill"].positional:
+    if is_graph(Path(word)):
+        return "; name one graph, before everything else"
+    if "skill" in known and known["skill"].positional and " " not in word:
         return "; put quotes around a skill's name of several words"
     if "target_skill" in known:
         return f"; to train towards a skill say --target_skill {quoted(word)}"

@@ -134,5 +134,6 @@ def toml(path: Path, *, flag: str) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"--{flag} {path} cannot be read: {format_error(error)}") from error
     except ValueError as error:
-        why = f"it is not TOML: {error}; mend it there: a line is KEY = VALUE, text in quotes"
+        remedy = "text and names of several words stand in quotes, a key once"
+        why = f"it is not TOML: {error}; mend it there: a line is KEY = VALUE, {remedy}"
         raise ConfigError(f"--{flag} {path} cannot be read: {why}") from error

@@ -21,7 +21,7 @@ import jax
 import numpy as np
 
 from flowrl import console, storage
-from flowrl.errors import ExpertCorruptError, FileRefusedError, FlowrlError
+from flowrl.errors import ConfigError, ExpertCorruptError, FileRefusedError, FlowrlError
 from flowrl.evaluation import Tally, load_experts, open_plan
 from flowrl.experts import checkpoint
 from flowrl.experts.merge import Blended, Compared, Evidence, Question, Unanswered
@@ -38,9 +38,13 @@ EPISODES = 256
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Answer the questions of one comparison; returns the exit code."""
-    graph, run_id = sys.argv[1:] if argv is None else argv
-    console.start_logging()
-    return console.guarded(lambda: _work(GraphPaths(Path(graph)), run_id))
+    return console.run_words(_called, argv)
+
+
+def _called(words: list[str]) -> int:
+    if len(words) != 2:
+        raise ConfigError("a scheduler calls it: python -m flowrl.comparing GRAPH RUN_ID")
+    return _work(GraphPaths(Path(words[0])), words[1])
 
 
 def blended(current: Any, candidate: Any, gains: tuple[int, int]) -> Any:

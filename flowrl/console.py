@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import logging
 import os
@@ -44,7 +45,7 @@ _REMEDIES = {
 }
 ERROR_PREFIX = "flowrl: "
 _WIDTH = 120  # columns of a file or a pipe
-ERRORS = Console(stderr=True, width=None if sys.stderr.isatty() else _WIDTH)
+ERRORS = Console(stderr=True, width=None if sys.stderr and sys.stderr.isatty() else _WIDTH)
 
 
 def run_words(work: Callable[[list[str]], int], argv: Sequence[str] | None = None) -> int:
@@ -52,12 +53,22 @@ def run_words(work: Callable[[list[str]], int], argv: Sequence[str] | None = Non
 
     Returns the exit code; what is logged and how errors are told is the same for all programs.
     """
+    _open_streams()
     words = sys.argv[1:] if argv is None else list(argv)
     if words in (["--version"], ["-V"]):
         sys.stdout.write(f"flowrl {__version__}\n")
         return 0
     start_logging()
     return guarded(lambda: work(words) if _is_somewhere() else EXIT_USAGE)
+
+
+def _open_streams() -> None:
+    """Give a program that was begun without an output one; show `?` for what one cannot show."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
+        if isinstance(stream := getattr(sys, name), io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def _is_somewhere() -> bool:

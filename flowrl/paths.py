@@ -393,6 +393,13 @@ def refuse_other_folder(graph_path: Path) -> None:
         raise FileRefusedError(f"{where}; name a folder outside, or that graph")
 
 
+def refuse_agent(folder: Path) -> None:
+    """Raise FileRefusedError for the folder of an exported agent, where a graph must be named."""
+    if os.path.lexists(folder / AGENT_JSON):
+        what = f"{folder} is an exported agent, which flowrl play and load_agent take"
+        raise FileRefusedError(f"{what}; name the folder of a graph")
+
+
 def existing_graph(graph_path: Path) -> GraphPaths:
     """Return the paths of a graph; raises FileRefusedError where there is none, or a sweep."""
     graph_paths = existing_graph_or_sweep(graph_path)
@@ -407,6 +414,7 @@ def existing_graph_or_sweep(graph_path: Path) -> GraphPaths:
     """Return the paths of a graph or a sweep; raises FileRefusedError where there is neither."""
     graph_paths = graph_or_sweep(graph_path)
     if not (graph_paths.checkpoints.is_dir() or graph_paths.scheduler_state.is_file()):
+        refuse_agent(graph_paths.root)
         raise FileRefusedError(
             f"{graph_paths.root} is no graph: it has neither checkpoints/ nor "
             "scheduler_state.json; name the folder of a graph (GRAPH comes first), or let flowrl "

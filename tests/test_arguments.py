@@ -212,7 +212,8 @@ def test_every_flag_may_stand_in_a_config_file(tmp_path, item):
     value = flags(BottomUpConfig())[item.name]
     texts = {bool: str(value).lower(), tuple: "[]", str: f'"{value}"', type(Path()): '"g"'}
     file = tmp_path / "mine.toml"
-    text = texts.get(type(value), value if value is not None else '"2"')
+    unset = '"2M"' if item.name in ("run_memory", "run_disk") else '"2"'
+    text = texts.get(type(value), value if value is not None else unset)
     more = [f"{name} = {json.dumps(one)}" for name, one in needed(item.name).items()]
     file.write_text("\n".join([f"{item.name} = {text}", *more]))
     assert parse(BottomUpConfig, ["--config", str(file)]).origins[item.name] == "config file"

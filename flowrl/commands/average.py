@@ -56,15 +56,15 @@ class AverageCommand:
         """Average, and print what; raises ConfigError for experts that cannot be averaged."""
         from flowrl.experts import checkpoint
 
+        for expert in self.experts:
+            if not expert.exists():
+                raise ConfigError(f"{expert} does not exist; name a version or a file")
         given = {"trimmed": self.trimmed, "faulty": self.faulty}
         said = {name: value for name, value in given.items() if value is not None}
         rule, weights = Rule(name=self.rule, **said), self._weights()
         rule.check(len(self.experts), weighted=weights is not None)
         if os.path.lexists(self.output):
             raise FileRefusedError(f"{self.output} exists already; name another folder")
-        for expert in self.experts:
-            if not expert.exists():
-                raise ConfigError(f"{expert} does not exist; name a version or a file")
         check_output(self.output)
         origin = self._common_origin()
         trees = [_read(expert) for expert in self.experts]
@@ -101,7 +101,7 @@ class AverageCommand:
             weights = np.array([])
         if len(weights) == count and np.isfinite(weights).all():
             return weights
-        needed = f"{count} numbers with commas between them"
+        needed = f"{count} numbers with commas between them, as 1,3"
         raise ConfigError(f"--weights is {self.weights!r}, not {needed}")
 
     def _common_origin(self) -> str | None:
@@ -138,7 +138,7 @@ def _read(expert: Path) -> Any:
             what = f"{expert} holds no expert"
             raise ConfigError(f"{what}; name a version in a graph, or an exported file")
         return checkpoint.load_expert(expert, checkpoint.stored_like(expert))
-    again = "export it again"
+    again = "name an expert's folder, or a file *.safetensors of flowrl export"
     tree = read_tensors(storage.read_bytes(expert), place=str(expert), remedy=again)
     if odd := next((name for name in tree if not tree[name].size or _is_inside(name, tree)), None):
         raise ExpertCorruptError(f"{expert} has {odd!r}, which is no array of an expert; {again}")

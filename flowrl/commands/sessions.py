@@ -23,9 +23,10 @@ from flowrl.arguments import GraphCommand, SkillArgument
 from flowrl.console import print_report
 from flowrl.errors import ConfigError, FileRefusedError, GraphError
 from flowrl.launchers.claims import claim_of
+from flowrl.launchers.tmux import FOLDER_OPTION
 from flowrl.parallel.health import daemon_of, in_words
 from flowrl.parallel.recovery import recorded_config
-from flowrl.parallel.status import Running
+from flowrl.parallel.status import Completed, Running
 from flowrl.paths import GraphPaths, graph_or_sweep
 from flowrl.reports.status import PHASE_ENDED, SkillRow, find_row, read_rows, tally
 from flowrl.storage import open_plain
@@ -83,17 +84,21 @@ class AttachCommand(GraphCommand):
         tmux = [program, *address]
         env = {name: value for name, value in os.environ.items() if name != "TMUX"}
         listed = subprocess.run(
-            [*tmux, "list-panes", "-t", f"={row.session}:", "-F", "#{pid}"],
+            [*tmux, "list-panes", "-t", f"={row.session}:", "-F", f"#{{pid}} #{{{FOLDER_OPTION}}}"],
             check=False,
             env=env,
             capture_output=True,
             text=True,
         )
-        server = row.session and listed.stdout.partition("\n")[0]
-        if not server:
+        server, _, folder = listed.stdout.partition("\n")[0].partition(" ")
+        own = graph_paths.run(row.expert or 0, row.skill).folder
+        if not (row.session and server and os.path.realpath(folder) == os.path.realpath(own)):
             log = f'; flowrl logs {graph_paths.root} "{row.skill}" shows its log'
             hint = "" if row.expert is None else log
             raise GraphError(f"{row.skill} is {row.status} and has no tmux session{hint}")
+        if not sys.stdin.isatty():
+            log = f'flowrl logs {graph_paths.root} "{row.skill}" -f'
+            raise ConfigError(f"a session is attached to a terminal, and this is none; see {log}")
         here = os.environ.get("TMUX", "").rpartition(",")[0].rpartition(",")[2]
         if here not in ("", server):
             raise ConfigError(
@@ -187,7 +192,8 @@ def _newest_log(graph_paths: GraphPaths, row: SkillRow) -> Path:
             if path.is_file() and not path.is_symlink():
                 return path
     problem = f"{row.skill} has no training log: it is {row.status}"
-    raise FileRefusedError(f"{problem}; {graph_paths.command('status')} says what it waits for")
+    why = "the log was removed" if row.status == Completed.kind else "it says what it waits for"
+    raise FileRefusedError(f"{problem}; see {graph_paths.command('status')}: {why}")
 
 
 def _open_log(path: Path) -> TextIO:

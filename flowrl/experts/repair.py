@@ -75,7 +75,8 @@ def whole_generation(store: ExpertStore, generation: int) -> Mapping[int, Expert
         number: known for number, known in manifests.read_history(store.graph_paths) if known
     }
     if generation not in history:
-        others = ", ".join(map(str, history))
+        now = store.manifest().generation
+        others = ", ".join(str(number) for number in history if number != now)
         choose = f"choose among {others}" if others else "the next merge writes one"
         raise ConfigError(
             f"{store.graph_paths.history} holds no whole generation {generation}; {choose}"

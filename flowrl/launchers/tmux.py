@@ -31,10 +31,10 @@ from flowrl.launchers.sandbox import may_pass
 from flowrl.redaction import secrets_of
 
 RUN_OPTION = "@flowrl_run"
-_FOLDER_OPTION = "@flowrl_folder"
+FOLDER_OPTION = "@flowrl_folder"
 REPLY_SECONDS = 10.0
 
-_FIELDS = ("session_name", "pane_id", "pane_pid", "pid", "pane_dead", RUN_OPTION, _FOLDER_OPTION)
+_FIELDS = ("session_name", "pane_id", "pane_pid", "pid", "pane_dead", RUN_OPTION, FOLDER_OPTION)
 _PANE_FORMAT = "\t".join(f"#{{{field}}}" for field in _FIELDS)
 _MISSING = "tmux is not installed; install it (apt install tmux) or use --launcher local"
 _ENDING = "server exited unexpectedly"
@@ -269,7 +269,7 @@ def _options(job: Job, target: str) -> list[str]:
     log = log.replace("%", "%%").replace("#", "##")  # times and formats, which tmux expands
     return [
         *(";", "set-option", "-p", "-t", target, RUN_OPTION, job.run_id),
-        *(";", "set-option", "-p", "-t", target, _FOLDER_OPTION, _quoted(job.folder)),
+        *(";", "set-option", "-p", "-t", target, FOLDER_OPTION, _quoted(job.folder)),
         *(";", "set-option", "-p", "-t", target, "remain-on-exit", "failed"),
         *(";", "set-option", "-t", target, "destroy-unattached", "off"),
         *(";", "pipe-pane", "-t", target, log),

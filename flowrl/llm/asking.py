@@ -66,7 +66,10 @@ class AskingCommand(AskingFlags):
 
     def check_model(self) -> None:
         """Raise ConfigError if no model is named that could be asked; nothing is on disk yet."""
-        _ = self.llm_replay or self.endpoint
+        if self.llm_replay is None:
+            _ = self.endpoint
+        elif not self.llm_replay.exists():
+            raise ConfigError(f"--llm_replay {self.llm_replay} does not exist; name a transcript")
 
     def _opened(self, place: Destination, begun: Begun) -> tuple[Transcript, Begun]:
         """Return the transcript of a wish, and what is told, as in a replay if there is one."""

@@ -126,7 +126,7 @@ def parse_objective(text: str, *, measured: Sequence[str] = tuple(MEASURES)) -> 
         except (TypeError, ValueError) as error:
             raise ConfigError(
                 f"objective {text!r}: {term.strip()!r} is not measure=weight, measure>=limit or "
-                "measure<=limit; write success=1,deaths=0.5,success>=0.8"
+                f"measure<=limit; write {measured[0]}=1,{measured[0]}>=0.8"
             ) from error
         if name not in measured:
             near = closest(name, measured)

@@ -136,6 +136,9 @@ def _opener(name: str) -> Callable[[str, int], World]:
         choices = f"choose one of {', '.join(known)}, or MODULE:CLASS{missing}"
         raise ConfigError(f"--world {name} is unknown{closest(name, known)}; {choices}")
     module, _, kind = known.get(name, name).partition(":")
+    if module.endswith(".py"):
+        dotted = module.removesuffix(".py").replace("/", ".")
+        raise ConfigError(f"--world {name} names a file; write its module: {dotted}:{kind}")
     try:
         return getattr(importlib.import_module(module), kind)
     except _ERRORS as error:

@@ -139,6 +139,8 @@ def _completed(graph_paths: GraphPaths, version: ExpertVersion, manifest: Manife
     """From the archived record, or the run folder if a merge was killed before archiving."""
     archive, own = graph_paths.archive(version.index, version.skill), version.own_run
     for run_paths in (archive, graph_paths.run(version.index, version.skill)):
+        if not os.path.lexists(run_paths.run_json):
+            continue
         try:
             run, result = read_run(run_paths), read_result(run_paths)
             config = configs.from_json(PPOConfig, run.config)
@@ -385,7 +387,9 @@ def _check_experts(graph_paths: GraphPaths) -> Iterator[Finding]:
     for version in store.manifest().experts.values():
         if why := damage(store, version):
             fix = partial(_fall_back_or_drop, store, version, why)
-            yield Finding("error", why, store.path_of(version), fix=fix)
+            place, again = store.path_of(version), graph_paths.command("fsck", "--repair")
+            back = "" if place.is_dir() else f"put it back; else {again} does without it"
+            yield Finding("error", why, place, back, fix)
     for version in spares(store):
         place = store.path_of(version)
         if place.is_dir() and (why := damage(store, version)):

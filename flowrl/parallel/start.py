@@ -83,6 +83,8 @@ def device_slots(launch: LaunchConfig, ppo: PPOConfig, *, each: int) -> dict[str
         devices = visible_devices(launch.gpu_ids)
     elif launch.gpu_ids:
         raise ConfigError("--gpu_ids needs JAX for CUDA: pip install '.[cuda]' in flowrl's folder")
+    if ppo.precision == "bf16" and not devices:
+        raise ConfigError("--precision bf16 is for GPUs, a CPU is slower with it; leave it out")
     check_devices(devices, each=each, wanted=ppo.num_devices)
     cpus = len(os.sched_getaffinity(0))
     if launch.cpus_per_run > cpus and not devices:

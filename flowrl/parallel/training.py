@@ -16,7 +16,7 @@ from pathlib import Path
 
 from flowrl import notices
 from flowrl.config import BottomUpConfig, GraphConfig, LaunchConfig, ScheduleConfig
-from flowrl.errors import ConfigError, GraphError, SkillError
+from flowrl.errors import ConfigError, FileRefusedError, GraphError, SkillError
 from flowrl.experts.repair import refuse_lost
 from flowrl.experts.store import ExpertStore
 from flowrl.launchers import sandbox
@@ -43,7 +43,7 @@ from flowrl.parallel.training_backend import TrainingBackend, merge_rule
 from flowrl.parallel.training_processor import recover_graph
 from flowrl.parallel.training_setup import expert_of
 from flowrl.parallel.writing import WRITING, Writing
-from flowrl.paths import GraphPaths, refuse_other_folder
+from flowrl.paths import GraphPaths, is_graph, refuse_other_folder
 from flowrl.runs import CodeApproval
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.skill import Skill
@@ -159,6 +159,9 @@ def _more_may_come(writing: Writing, flow: Flow, scheduler: SkillScheduler) -> b
 def _open(graph_paths: GraphPaths, config: BottomUpConfig) -> OpenedGraph:
     """Read and check all that a start needs; nothing in the folder changes."""
     refuse_other_folder(graph_paths.root)
+    if not is_graph(graph_paths.root) and any(graph_paths.root.glob("[!.]*.py")):
+        what = f"{graph_paths.root} is no graph and has files *.py"
+        raise FileRefusedError(f"{what}; name a new folder, and this one by --skills_dir")
     check_graph_record(graph_paths, config.ppo)
     StateFile(graph_paths.scheduler_state).load()  # refused now, or never
     merge_rule(config.graph)  # refused now, or never

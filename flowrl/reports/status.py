@@ -51,7 +51,7 @@ from flowrl.parallel.status import (
     percent,
     ranges,
 )
-from flowrl.paths import GraphPaths, RunPaths, SweepPaths, printable, slug
+from flowrl.paths import GraphPaths, RunPaths, SweepPaths, printable, refuse_agent, slug
 from flowrl.redaction import cleaned
 from flowrl.skills.skill import load_library
 from flowrl.storage import records
@@ -357,6 +357,7 @@ def read_rows(graph_paths: GraphPaths, state: SchedulerState | None = None) -> l
                 f"{root} has lost its scheduler_state.json; flowrl recover "
                 f"{shlex.quote(str(root))} makes it anew of checkpoints/ and the runs"
             )
+        refuse_agent(root)
         raise FileRefusedError(
             f"{root} is no graph: it has no scheduler_state.json; name the folder of a "
             "graph (GRAPH comes first), or let flowrl train make one"

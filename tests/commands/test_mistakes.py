@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import socket
 import string
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -325,3 +327,66 @@ def test_a_place_where_nothing_can_be_made_is_said(template, tmp_path, monkeypat
     (said,) = capsys.readouterr().err.splitlines()
     assert code in (1, 2, 74)
     assert said.startswith("flowrl: ")
+
+
+CLOSED = ["status GRAPH", "status GRAPH --json", "plan GRAPH Place", "fsck GRAPH", "statsu", "help"]
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+@pytest.mark.parametrize("line", CLOSED)
+def test_a_closed_output_ends_no_command_otherwise(template, line, closed):
+    words = f"{sys.executable} -m flowrl {line.replace('GRAPH', str(template.root))}"
+    codes = [
+        subprocess.run(["bash", "-c", f"{words} {more}"], check=False, capture_output=True)
+        for more in ("", closed)
+    ]
+    assert codes[0].returncode == codes[1].returncode
+    assert b"Traceback" not in codes[1].stderr
+
+
+@pytest.mark.parametrize("line", ["status GRAPH", "plan GRAPH Place_Table"])
+def test_a_terminal_that_knows_few_characters_is_shown_others(template, line):
+    env = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    words = [each.replace("GRAPH", str(template.root)) for each in line.split()]
+    ran = subprocess.run(
+        [sys.executable, "-m", "flowrl", *words], check=False, env=env, capture_output=True
+    )
+    assert (ran.stderr, b"Place Table" in ran.stdout) == (b"", True)
+
+
+def test_a_folder_of_skill_files_becomes_no_graph(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "tea.py").touch()
+    capsys.readouterr()
+    assert cli.main(["train", "mine"]) == 1
+    (said,) = capsys.readouterr().err.splitlines()
+    assert "mine is no graph and has files *.py; name a new folder, and this one by --sk" in said
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["tea.py"]
+
+
+@pytest.mark.parametrize(
+    "command", [name for name, flags in zip(cli.ALL, map(flags_of, cli.ALL), strict=True)
+                if flags[0].name == "graph_path" and flags[0].positional]
+)  # fmt: skip
+def test_an_exported_agent_is_called_one(tmp_path, monkeypatch, capsys, command):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "agent").mkdir()
+    (tmp_path / "agent" / "agent.json").write_text("{}")
+    more = {
+        "play": ["X", "-o", "x.gif"],
+        "write": ["Wish", "--llm_replay", "agent"],
+        "sweep": ["--skill", "X", "--vary", "lr=log:1e-4:1e-2"],
+        **dict.fromkeys(("sweep status", "sweep apply", "sweep forget"), ["--name", "X"]),
+    }
+    (tmp_path / "x.py").touch()
+    others = [flag for flag in flags_of(command)[1:] if flag.positional]
+    words = ["3" if flag.type is int else "x.py" if flag.many else "X" for flag in others]
+    line = [*command.split(), "agent", *more.get(command, words)]
+    capsys.readouterr()
+    with suppress(SystemExit):
+        code = cli.main(line)
+        assert code in (1, 2)
+    said = capsys.readouterr().err
+    assert "agent" in said
+    assert "let flowrl train make one" not in said
