@@ -416,7 +416,7 @@ def existing_graph_or_sweep(graph_path: Path) -> GraphPaths:
     if not (graph_paths.checkpoints.is_dir() or graph_paths.scheduler_state.is_file()):
         refuse_agent(graph_paths.root)
         raise FileRefusedError(
-            f"{graph_paths.root} is no graph: it has neither checkpoints/ nor "
+            f"{shlex.quote(str(graph_paths.root))} is no graph: it has neither checkpoints/ nor "
             "scheduler_state.json; name the folder of a graph (GRAPH comes first), or let flowrl "
             "train make one"
         )

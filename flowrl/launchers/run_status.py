@@ -172,7 +172,9 @@ def _outcome(handle: Handle, folder: Path) -> Outcome | None:
         if not alive and not runner and here:
             _end_orphans(folder)
         return None
-    if alive:  # just about to end, or its job has freed the lock
+    lock = JobPaths(folder).lock
+    # Just about to end, or its job has freed the lock; else the folder is a copy of the run's.
+    if alive and (start is None or process.with_open_file(lock)):
         return None
     if record := read_exit(folder, handle.run_id):
         return recorded_end(record, handle, folder)

@@ -359,8 +359,8 @@ def read_rows(graph_paths: GraphPaths, state: SchedulerState | None = None) -> l
             )
         refuse_agent(root)
         raise FileRefusedError(
-            f"{root} is no graph: it has no scheduler_state.json; name the folder of a "
-            "graph (GRAPH comes first), or let flowrl train make one"
+            f"{shlex.quote(str(root))} is no graph: it has no scheduler_state.json; name the folder "
+            "of a graph (GRAPH comes first), or let flowrl train make one"
         )
     return [_row(graph_paths, state, entry) for entry in state.entries.values()]
 

@@ -377,7 +377,7 @@ def test_an_exported_agent_is_called_one(tmp_path, monkeypatch, capsys, command)
         "play": ["X", "-o", "x.gif"],
         "write": ["Wish", "--llm_replay", "agent"],
         "sweep": ["--skill", "X", "--vary", "lr=log:1e-4:1e-2"],
-        **dict.fromkeys(("sweep status", "sweep apply", "sweep forget"), ["--name", "X"]),
+        **{f"sweep {each}": ["--name", "X"] for each in ("status", "apply", "forget")},
     }
     (tmp_path / "x.py").touch()
     others = [flag for flag in flags_of(command)[1:] if flag.positional]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -52,6 +53,17 @@ def test_a_program_that_cannot_be_started_says_so(launcher, make_job):
     assert isinstance(outcome, Exited)
     assert (outcome.cause, outcome.code) == (ExitCause.EXIT, 127)
     assert "No such file" in outcome.detail
+
+
+def test_a_copy_of_a_living_runs_folder_is_no_living_run(launcher, make_job, tmp_path):
+    job = make_job(SLEEP)
+    handle = launcher.launch(job)
+    start_of(job)
+    copy = shutil.copytree(job.folder, tmp_path / "copy")
+    assert isinstance(run_status.outcome(handle, copy), Lost)
+    assert run_status.outcome(handle, job.folder) is None
+    launcher.stop(handle, job.folder)
+    end_of(launcher, handle, job)
 
 
 def test_a_killed_trainer_is_a_signal(launcher, make_job):
