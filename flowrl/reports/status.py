@@ -358,9 +358,9 @@ def read_rows(graph_paths: GraphPaths, state: SchedulerState | None = None) -> l
                 f"{shlex.quote(str(root))} makes it anew of checkpoints/ and the runs"
             )
         refuse_agent(root)
+        what = f"{shlex.quote(str(root))} is no graph: it has no scheduler_state.json"
         raise FileRefusedError(
-            f"{shlex.quote(str(root))} is no graph: it has no scheduler_state.json; name the folder "
-            "of a graph (GRAPH comes first), or let flowrl train make one"
+            f"{what}; name the folder of a graph (GRAPH comes first), or let flowrl train make one"
         )
     return [_row(graph_paths, state, entry) for entry in state.entries.values()]
 
