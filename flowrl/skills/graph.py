@@ -194,7 +194,8 @@ def _by_name(skills: Iterable[Skill]) -> dict[str, Skill]:
     for skill in skills:
         other = slugs.get(slug(skill.name))
         if other is not None:
-            what = f"the skills {other!r} and {skill.name!r} share the slug {slug(other)!r}"
+            where = f"{skill.origin.place}: " if skill.origin else ""
+            what = f"{where}the skills {other!r} and {skill.name!r} share the slug {slug(other)!r}"
             raise GraphError(f"{what}; rename one")
         named[skill.name], slugs[slug(skill.name)] = skill, skill.name
     return named

@@ -214,3 +214,9 @@ def test_hidden_files_are_no_skills(tmp_path, flowrl):
     folder = written(tmp_path / "mine", a=skill_text(), **{"._a": b"\0\5\x16\7"})
     (line,) = flowrl("check", folder, "--no_trace").out.splitlines()
     assert ": ok: " in line
+
+
+def test_a_name_beside_one_of_the_library_is_told_with_its_file(tmp_path, flowrl):
+    folder = written(tmp_path / "mine", a=skill_text().replace("Collect Wood", "Collect_Wood"))
+    said = flowrl("check", folder, "--no_trace", code=1).err
+    assert f"{folder / 'a.py'}: the skills 'Collect Wood' and 'Collect_Wood' share" in said
