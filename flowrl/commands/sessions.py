@@ -15,6 +15,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TextIO
+from urllib.parse import unquote
 
 import psutil
 import tyro
@@ -91,8 +92,8 @@ class AttachCommand(GraphCommand):
             text=True,
         )
         server, _, folder = listed.stdout.partition("\n")[0].partition(" ")
-        own = graph_paths.run(row.expert or 0, row.skill).folder
-        if not (row.session and server and os.path.realpath(folder) == os.path.realpath(own)):
+        own = os.path.realpath(graph_paths.run(row.expert or 0, row.skill).folder)
+        if not (row.session and server and os.path.realpath(unquote(folder)) == own):
             log = f'; flowrl logs {graph_paths.root} "{row.skill}" shows its log'
             hint = "" if row.expert is None else log
             raise GraphError(f"{row.skill} is {row.status} and has no tmux session{hint}")

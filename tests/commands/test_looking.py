@@ -8,6 +8,8 @@ import shlex
 import shutil
 import subprocess
 import sys
+from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
@@ -89,6 +91,13 @@ def test_ps_shows_the_graphs_that_have_a_scheduler(tmp_path, flowrl):
     assert str(root) not in flowrl("ps").out
 
 
+def a_session(tmux: list[str], folder: Path) -> None:
+    """A session of expert 0, `A`, for the run in a folder."""
+    target, option = "=flowrl_e0_A:", ["@flowrl_folder", quote(str(folder))]
+    subprocess.run([*tmux, "new-session", "-d", "-s", "flowrl_e0_A"], check=True)
+    subprocess.run([*tmux, "set-option", "-p", "-t", target, *option], check=True)
+
+
 @pytest.mark.tmux
 @pytest.mark.parametrize("flag", ["-L", "-S"])
 def test_attach_becomes_a_client_of_the_runs_session(tmp_path, monkeypatch, flag):
@@ -100,7 +109,7 @@ def test_attach_becomes_a_client_of_the_runs_session(tmp_path, monkeypatch, flag
     config = with_flags(BottomUpConfig(), tmux_socket=socket)
     records.write(graph_paths.config_json, to_json(config))
     tmux = ["tmux", "-f", "/dev/null", flag, socket]
-    subprocess.run([*tmux, "new-session", "-d", "-s", "flowrl_e0_A"], check=True)
+    a_session(tmux, graph_paths.run(0, "A").folder)
     screen, terminal = os.openpty()
     client = subprocess.Popen(
         [sys.executable, "-m", "flowrl", "attach", str(graph_paths.root), "a"],
@@ -125,7 +134,7 @@ def test_attach_inside_tmux_switches_its_client_or_says_why_not(tmp_path, monkey
     monkeypatch.delenv("TMUX", raising=False)
     graph_paths = save(tmp_path / "graph", ("A", running()))
     outer = ["tmux", "-f", "/dev/null", *(["-L", "other"] if server == "other" else [])]
-    subprocess.run(["tmux", "-f", "/dev/null", "new", "-d", "-s", "flowrl_e0_A"], check=True)
+    a_session(["tmux", "-f", "/dev/null"], graph_paths.run(0, "A").folder)
     subprocess.run([*outer, "new", "-d", "-s", "user", "bash --norc"], check=True)
     screen, terminal = os.openpty()
     client = subprocess.Popen(
@@ -149,6 +158,22 @@ def test_attach_inside_tmux_switches_its_client_or_says_why_not(tmp_path, monkey
         subprocess.run(["tmux", "kill-server"], check=False)
         client.wait()
         os.close(screen)
+
+
+@pytest.mark.tmux
+def test_neither_another_graphs_session_nor_no_terminal_is_attached(tmp_path, monkeypatch, flowrl):
+    monkeypatch.setenv("TMUX_TMPDIR", str(tmp_path))
+    monkeypatch.delenv("TMUX", raising=False)
+    graph_paths = save(tmp_path / "my graph é", ("A", running()))
+    other = save(tmp_path / "other", ("A", running()))
+    a_session(["tmux", "-f", "/dev/null"], graph_paths.run(0, "A").folder)
+    try:
+        said = flowrl("attach", other.root, "A", code=1).err
+        assert "A is running and has no tmux session" in said
+        said = flowrl("attach", graph_paths.root, "A", code=2).err
+        assert "a session is attached to a terminal, and this is none; see flowrl logs" in said
+    finally:
+        subprocess.run(["tmux", "kill-server"], check=True)
 
 
 @pytest.mark.parametrize("status", [DONE, running(), WAITING], ids=lambda status: status.kind)
