@@ -310,7 +310,7 @@ def refuse_misplaced(graph_paths: GraphPaths) -> None:
     """Raise FileRefusedError if something else is in the place of a folder or file of the graph."""
     checkpoints = (graph_paths.checkpoints, graph_paths.history)
     runs = (graph_paths.training_runs, graph_paths.failed_runs)
-    each = graph_paths.training_runs.glob("skill_*")
+    each = (path for path in graph_paths.training_runs.glob("skill_*") if "." not in path.name)
     refuse_links((graph_paths.skills, *checkpoints, *runs, graph_paths.skill_files, *each))
     for path in (graph_paths.config_json, graph_paths.events):
         if path.is_symlink() or (path.exists() and not path.is_file()):

@@ -225,7 +225,8 @@ def test_a_contest_of_experts_that_are_no_more_is_held_again(graph, flowrl):
     assert len(launches(graph)) == 4
 
 
-def test_a_model_is_not_asked_for_trusted_code(graph, flowrl):
+def test_a_model_is_not_asked_for_trusted_code(graph, flowrl, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "x")
     text = "def task_reward(inventory):\n    return float(len(str(inventory)))"
     config = {"format": 1, "env_name": GAME, "launcher": "local", "sandbox": "none"}
     records.write(graph.config_json, {**config, "trust_skills": True})
