@@ -307,14 +307,10 @@ class ExpertStore:
 
 
 def refuse_misplaced(graph_paths: GraphPaths) -> None:
-    """Raise FileRefusedError if something else is in the place of a folder or file of the graph."""
+    """Raise FileRefusedError if a link or a file is in the place of a folder of the graph."""
     checkpoints = (graph_paths.checkpoints, graph_paths.history)
     runs = (graph_paths.training_runs, graph_paths.failed_runs)
-    each = (path for path in graph_paths.training_runs.glob("skill_*") if "." not in path.name)
-    refuse_links((graph_paths.skills, *checkpoints, *runs, graph_paths.skill_files, *each))
-    for path in (graph_paths.config_json, graph_paths.events):
-        if path.is_symlink() or (path.exists() and not path.is_file()):
-            raise FileRefusedError(f"{path} is not a plain file; move it away")
+    refuse_links((graph_paths.skills, *checkpoints, *runs, graph_paths.skill_files))
 
 
 def refuse_links(folders: Iterable[Path]) -> None:

@@ -388,7 +388,7 @@ def _check_experts(graph_paths: GraphPaths) -> Iterator[Finding]:
         if why := damage(store, version):
             fix = partial(_fall_back_or_drop, store, version, why)
             place, again = store.path_of(version), graph_paths.command("fsck", "--repair")
-            back = "" if place.is_dir() else f"put it back; else {again} does without it"
+            back = "" if place.is_dir() else f"put it back, or stop the scheduler and run {again}"
             yield Finding("error", why, place, back, fix)
     for version in spares(store):
         place = store.path_of(version)

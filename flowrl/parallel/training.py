@@ -162,6 +162,9 @@ def _open(graph_paths: GraphPaths, config: BottomUpConfig) -> OpenedGraph:
     if not is_graph(graph_paths.root) and any(graph_paths.root.glob("[!.]*.py")):
         what = f"{graph_paths.root} is no graph and has files *.py"
         raise FileRefusedError(f"{what}; name a new folder, and this one by --skills_dir")
+    for path in (graph_paths.config_json, graph_paths.events):
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            raise FileRefusedError(f"{path} is not a plain file; move it away")
     check_graph_record(graph_paths, config.ppo)
     StateFile(graph_paths.scheduler_state).load()  # refused now, or never
     merge_rule(config.graph)  # refused now, or never

@@ -32,7 +32,7 @@ from flowrl.errors import (
     closest,
 )
 from flowrl.experts import repair
-from flowrl.experts.store import ExpertStore, refuse_misplaced
+from flowrl.experts.store import ExpertStore, refuse_links, refuse_misplaced
 from flowrl.games.base import env_sizes
 from flowrl.launchers.claims import is_claimed
 from flowrl.launchers.run_status import becomes_free, lock_held
@@ -122,6 +122,7 @@ def prepare_training_run(  # noqa: PLR0913
       BusyError: a process of an earlier attempt still lives.
     """
     refuse_misplaced(graph_paths)
+    refuse_links([(run_paths or graph_paths.run(expert, skill)).folder])
     steps = graph.plan(skill)
     experts = {step.skill: _index(step.skill, {**completed, skill: expert}) for step in steps}
     run = TrainingRun(

@@ -141,6 +141,6 @@ def test_a_rollback_to_a_damaged_version_changes_nothing(store):
 
 def test_a_generation_under_another_s_name_is_refused(store):
     storage.copy_file(store.graph_paths.history / "1.json", store.graph_paths.history / "2.json")
-    with pytest.raises(ConfigError, match="holds no whole generation 2; choose among 1, 3, 4"):
+    with pytest.raises(ConfigError, match=r"no whole generation 2; choose among 1, 3$"):
         rollback(store, 2)
     assert store.manifest().generation == 4
