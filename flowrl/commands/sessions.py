@@ -193,8 +193,9 @@ def _newest_log(graph_paths: GraphPaths, row: SkillRow) -> Path:
             if path.is_file() and not path.is_symlink():
                 return path
     problem = f"{row.skill} has no training log: it is {row.status}"
-    why = "the log was removed" if row.status == Completed.kind else "it says what it waits for"
-    raise FileRefusedError(f"{problem}; see {graph_paths.command('status')}: {why}")
+    if row.status == Completed.kind:
+        raise FileRefusedError(f"{problem}, and the file was removed; train it anew for another")
+    raise FileRefusedError(f"{problem}; {graph_paths.command('status')} says what it waits for")
 
 
 def _open_log(path: Path) -> TextIO:
