@@ -66,7 +66,7 @@ def _open_streams() -> None:
     """Give a program that was begun without an output one; show `?` for what one cannot show."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
+            setattr(sys, name, io.StringIO())
         if isinstance(stream := getattr(sys, name), io.TextIOWrapper):
             stream.reconfigure(errors="replace")
 

@@ -68,7 +68,7 @@ def other_value(item: dataclasses.Field):
     empty = {
         "tuple[str, ...]": ("$(id); 'x' -t", "b=1"),
         "Path | None": Path("/a b"),
-        "Positive | None": 12_345,
+        "int, at_least(10**6)] | None": 12_345_678,
         "Count | None": 12_345,
         "Frames | None": 12_345,
         "AboveZero | None": 2.5,
