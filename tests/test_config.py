@@ -46,6 +46,8 @@ OTHER = {
     "average_quorum": 2,
     "min_workers": 2,
     "average_every": 16,
+    "run_memory": 12_345_678,
+    "run_disk": 12_345_678,
     "sandbox": "none",
     "pass_env": ("MY_NAME", "MY_OTHER_NAME"),
 }
@@ -68,7 +70,6 @@ def other_value(item: dataclasses.Field):
     empty = {
         "tuple[str, ...]": ("$(id); 'x' -t", "b=1"),
         "Path | None": Path("/a b"),
-        "int, at_least(10**6)] | None": 12_345_678,
         "Count | None": 12_345,
         "Frames | None": 12_345,
         "AboveZero | None": 2.5,
