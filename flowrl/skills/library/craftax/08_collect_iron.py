@@ -5,6 +5,7 @@ requirements = {"pickaxe": "2"}
 consumption = {}
 gain = {"iron": "n"}
 floors = [0, 2, 5]
+training = {"total_timesteps": 3_000_000}
 
 
 def task_is_done(inventory, n):

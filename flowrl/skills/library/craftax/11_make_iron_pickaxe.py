@@ -4,6 +4,7 @@ name = "Make Iron Pickaxe"
 requirements = {"near_table": "1", "near_furnace": "1"}
 consumption = {"wood": "1", "stone": "1", "coal": "1", "iron": "1"}
 gain = {"pickaxe": "3"}
+training = {"total_timesteps": 3_000_000}
 
 
 def task_is_done(inventory):

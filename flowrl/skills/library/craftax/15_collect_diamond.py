@@ -4,6 +4,7 @@ name = "Collect Diamond"
 requirements = {"pickaxe": "3"}
 gain = {"diamond": "n"}
 floors = [2, 5, 7]
+training = {"total_timesteps": 3_000_000}
 
 
 def task_is_done(inventory, n):

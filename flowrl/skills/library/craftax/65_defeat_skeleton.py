@@ -4,6 +4,7 @@ name = "Defeat Skeleton"
 requirements = {"sword": "2", "pickaxe": "1"}
 gain = {"defeated_skeleton": "1"}
 floors = [0]
+training = {"total_timesteps": 3_000_000}
 
 
 def task_is_done(achievements):
