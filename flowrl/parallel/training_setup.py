@@ -122,7 +122,6 @@ def prepare_training_run(  # noqa: PLR0913
       BusyError: a process of an earlier attempt still lives.
     """
     refuse_misplaced(graph_paths)
-    refuse_links([(run_paths or graph_paths.run(expert, skill)).folder])
     steps = graph.plan(skill)
     experts = {step.skill: _index(step.skill, {**completed, skill: expert}) for step in steps}
     run = TrainingRun(
@@ -252,6 +251,7 @@ def _write_folder(
     """Build the run's folder under a temporary name, then rename it durably."""
     graph_paths = store.graph_paths
     run_paths = trial or graph_paths.run(run.expert, run.skill)
+    refuse_links([run_paths.folder])
     _refuse_live_process(run_paths)
     with storage.building(run_paths.folder) as folder:
         building = RunPaths(folder, run.expert)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from flowrl import command_line
@@ -12,6 +14,7 @@ from flowrl.parallel import start
 from flowrl.parallel.events import RunRequest
 from flowrl.parallel.training_backend import TrainingBackend
 from flowrl.paths import GraphPaths
+from tests.commands.test_obstacles import make_odd
 from tests.parallel.making import GRAPH, WOOD
 
 
@@ -74,3 +77,15 @@ def test_a_job_of_an_engine_is_left_to_that_engine(tmp_path):
         start.open_scheduler(graph_paths, parsed.schedule, parsed.launch, devices={})
     claims.remove_claim(folder)
     start.open_scheduler(graph_paths, parsed.schedule, parsed.launch, devices={})
+
+
+@pytest.mark.parametrize("kind", ["a file", "a link"])
+def test_what_is_in_a_run_folders_place_is_named_and_stays(tmp_path, kind):
+    graph_paths = GraphPaths(tmp_path)
+    backend = TrainingBackend(graph_paths, command_line.parse(BottomUpConfig, []), GRAPH)
+    folder = graph_paths.run(0, WOOD).folder
+    folder.parent.mkdir()
+    make_odd(kind, folder)
+    with pytest.raises(FileRefusedError, match="skill_0_Collect_Wood is a link or a file"):
+        backend.prepare(RunRequest(skill=WOOD, expert=0, attempt=1))
+    assert os.path.lexists(folder)
