@@ -88,8 +88,8 @@ def count(text: str) -> int:
             return int(value)
     except (DecimalException, ValueError, OverflowError):
         pass
-    fault = f"beyond ±1e{_MOST_DIGITS}; choose a number nearer to 0"
-    fault = fault if large else "not a whole number such as 5000, 5e7, 200k, 1M or 8G"
+    beyond = f"beyond ±1e{_MOST_DIGITS}; choose a number nearer to 0"
+    fault = beyond if large else "not a whole number such as 5000, 5e7, 200k, 1M or 8G"
     raise ValueError(f"is {quoted(text)}, {fault}")
 
 

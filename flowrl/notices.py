@@ -45,12 +45,16 @@ def read(graph_paths: GraphPaths) -> Mapping[str, str]:
 def find(graph_paths: GraphPaths, key: str) -> str | None:
     """Return the text of one notice; None if it is missing or damaged."""
     with suppress(FileRefusedError):
-        return str(records.read_document(graph_paths.notice(key)).get("text"))
+        return _read(graph_paths, key)
     return None
 
 
 def _text(graph_paths: GraphPaths, key: str) -> str:
     try:
-        return str(records.read_document(graph_paths.notice(key)).get("text"))
+        return _read(graph_paths, key)
     except FileRefusedError as error:
         return f"a notice cannot be read: {error}"
+
+
+def _read(graph_paths: GraphPaths, key: str) -> str:
+    return str(records.read_document(graph_paths.notice(key)).get("text"))

@@ -240,8 +240,6 @@ def granted_next(folder: Path, known: Callable[[str], bool]) -> int:
 
 def find_source(place: Path, wish: str, env_name: str) -> tuple[Path, Begun]:
     """Return the transcript of a wish in a folder, or a file; FileRefusedError without one."""
-    if not place.exists():
-        raise FileRefusedError(f"{place} does not exist; name a transcript or a folder of them")
     if is_graph(place):
         place = GraphPaths(place).transcripts
     files = sorted(place.glob("*.jsonl")) if place.is_dir() else [place]

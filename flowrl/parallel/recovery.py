@@ -160,8 +160,7 @@ def _completed(graph_paths: GraphPaths, version: ExpertVersion, manifest: Manife
                 goal=config.success_state_rate,
                 budget=config.total_timesteps,
             )
-    folder = archive.folder
-    logger.warning("%s has no record of %s: its time counts as 0", folder, version.version)
+    logger.warning("%s has no record of %s: its time counts as 0", archive.folder, version.version)
     return Completed(
         run_id=own.run_id if own else version.version,
         attempt=1,

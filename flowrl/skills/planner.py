@@ -27,7 +27,7 @@ from flowrl.skills.learnable import Learnable
 from flowrl.skills.levels import count_for, entry_needs, excess, needs_before
 from flowrl.skills.skill import ON_FLOOR, Skill, Step
 
-_STEP_LIMIT, _LONGEST = 1_000, 250
+_STEP_LIMIT, _LONGEST = 1_000, 400
 
 
 class _Before(NamedTuple):
