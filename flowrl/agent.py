@@ -205,7 +205,7 @@ def load_agent(path: str | Path, *, trust_skills: bool = False) -> Agent:
       trust_skills: also run code that the syntax check refuses, where it was exported as trusted.
 
     Raises:
-      FileRefusedError: the folder is no agent, or agent.json is damaged.
+      FileRefusedError: the folder is no agent, or agent.json or an expert's arrays are malformed.
       ExpertCorruptError: an expert's file is not the one that was exported.
       ExpertMissingError: a plan has an expert that is not here.
       SkillError: a plan's code is refused.
