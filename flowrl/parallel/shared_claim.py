@@ -137,9 +137,12 @@ class SharedClaim:
             try:
                 holder, seen = records.read(self._path, Holder, remedy=_REMEDY), self._path.lstat()
             except FileRefusedError:
-                if os.path.lexists(self._path):
+                if not os.path.lexists(self._path):
+                    return None  # given back meanwhile
+                if time.monotonic() - began > storage.CACHED_SECONDS:
                     raise
-                return None  # given back meanwhile
+                time.sleep(_LOOK_SECONDS)  # it may be a new one
+                continue
             first = first or seen
             if seen.st_mtime_ns != first.st_mtime_ns or not os.path.samestat(seen, first):
                 raise BusyError(

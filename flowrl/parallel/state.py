@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import time
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -356,7 +357,11 @@ class StateFile:
         if not self.path.exists() and not self.path.is_symlink():
             return None
         remedy = f"restore it from a copy, or run {_recovery(str(self.path))}"
-        return decode(storage.read_bytes(self.path, remedy=remedy), str(self.path))
+        content = storage.read_bytes(self.path, remedy=remedy)
+        if _is_cut(content):  # another host may have just replaced it
+            time.sleep(storage.CACHED_SECONDS)
+            content = storage.read_bytes(self.path, remedy=remedy)
+        return decode(content, str(self.path))
 
     def save(self, state: SchedulerState) -> None:
         """Replace the file atomically."""
@@ -408,8 +413,7 @@ def decode(content: bytes, path: str) -> SchedulerState:
 
 def _document(content: bytes, path: str) -> dict[str, Any]:
     """The JSON object in scheduler_state.json, once its checksum holds."""
-    head = _HEAD.match(content)
-    if head is not None and int(head[1], 16) != zlib.crc32(content[head.end() :]):
+    if _is_cut(content):
         raise _damaged(path, "its checksum does not hold")
     try:
         document = json.loads(content)
@@ -421,9 +425,15 @@ def _document(content: bytes, path: str) -> dict[str, Any]:
             f"{path} has format {version!r}, this flowrl reads {_FORMAT}; go on with the version "
             f"of flowrl that wrote it, or move the file away and run {_recovery(path)}"
         )
-    if head is None:
+    if _HEAD.match(content) is None:
         raise _damaged(path, "its first line is not as it was written")
     return document
+
+
+def _is_cut(content: bytes) -> bool:
+    """Return True if the checksum in the first line is of another content."""
+    head = _HEAD.match(content)
+    return head is not None and int(head[1], 16) != zlib.crc32(content[head.end() :])
 
 
 def _damaged(path: str, why: str) -> FileRefusedError:

@@ -35,6 +35,7 @@ from typing import Any, NoReturn
 from flowrl.errors import ConfigError, FileRefusedError
 
 READ_LIMIT_BYTES = 64 * 2**20
+CACHED_SECONDS = 1.0  # FUSE's default: a file that another host replaced is read at its old size
 _PART_SUFFIX, _TRASH_SUFFIX = ".part", ".trash"
 _BEING_REMOVED = (
     ".being_removed"  # a link in a folder that is removed in its place; no copy holds links

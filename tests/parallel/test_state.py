@@ -8,6 +8,7 @@ import zlib
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from threading import Timer
 
 import pytest
 
@@ -138,6 +139,15 @@ def test_every_flipped_bit_of_a_state_file_is_refused_with_a_remedy(tmp_path):
 def test_a_state_file_that_was_cut_or_grew_is_refused(change):
     with pytest.raises(FileRefusedError, match="checksum does not hold"):
         decode(change(encode(state_of_all())), "there")
+
+
+def test_a_state_that_another_host_has_just_replaced_is_read_again(tmp_path):
+    path, content = tmp_path / "scheduler_state.json", encode(state_of_all())
+    path.write_bytes(content[:-20])  # as a disk shows it that still has the old one's size
+    replacing = Timer(0.3, path.write_bytes, [content])
+    replacing.start()
+    assert StateFile(path).load() == state_of_all()
+    replacing.join()
 
 
 def test_a_state_goes_to_its_file_and_back():
