@@ -360,7 +360,7 @@ class SweepPaths(GraphPaths):
 
 def is_graph(folder: Path) -> bool:
     """Return whether a path is the folder of a graph that was begun."""
-    names = ("graph.json", "scheduler_state.json", "checkpoints")
+    names = ("graph.json", "scheduler_state.json", "checkpoints/global_latest.json")
     # os.path raises no error for a name that is too long.
     return any(os.path.exists(folder / name) for name in names)  # noqa: PTH110
 

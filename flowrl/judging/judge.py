@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load, save
+from safetensors.numpy import save
 
 from flowrl.errors import FileRefusedError, FlowrlError
 from flowrl.llm.exchange import Cost
 from flowrl.runs import RunResult
 from flowrl.skills.skill import Skill
+from flowrl.storage.arrays import read_tensors
 from flowrl.storage.records import Share
 
 RECORDED = 64  # timesteps of an episode that judges may see
@@ -155,8 +155,9 @@ class Recording(NamedTuple):
     @staticmethod
     def from_bytes(skill: str, content: bytes) -> Recording:
         """The recording of a skill by another process; FileRefusedError if it is malformed."""
+        place = f"the recording of {skill}"
+        arrays = read_tensors(content, place=place, remedy="record it again")
         try:
-            arrays = load(content)
             lengths, success = arrays.pop("lengths"), arrays.pop("success").view("u1")
             steps = np.stack([arrays[name] for name in sorted(arrays)], axis=-1)
             names = tuple(name.removeprefix("step ") for name in sorted(arrays))
@@ -165,8 +166,8 @@ class Recording(NamedTuple):
                 raise ValueError("its parts do not fit together")
             if kinds != ("f4", "i4") or not np.isfinite(steps).all() or (lengths < 1).any():
                 raise ValueError("a number is out of range")
-        except (SafetensorError, KeyError, ValueError, TypeError) as error:
-            raise FileRefusedError(f"the recording of {skill} is malformed: {error}") from error
+        except (KeyError, ValueError, TypeError) as error:
+            raise FileRefusedError(f"{place} is malformed: {error}; record it again") from error
         return Recording(skill, names, steps, lengths, success > 0)
 
 

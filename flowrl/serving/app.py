@@ -259,6 +259,9 @@ class _Connection(H11Protocol):
                 _Connection._told = self.loop.time()
                 logger.warning("refused connections beyond %d", MOST_CONNECTIONS)
 
+    def _should_upgrade(self) -> bool:
+        return False  # such a request is answered as any other, without uvicorn's advice in the log
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._next.cancel()
         super().connection_lost(exc)

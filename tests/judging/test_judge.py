@@ -40,7 +40,7 @@ def test_a_recording_is_read_back_as_it_was_written():
     ids=["cut", "long", "names", "kind", "huge", "key", "scalars", "nothing", "empty", "bytes"],
 )
 def test_a_recording_of_another_form_is_refused(spoil):
-    with pytest.raises(FileRefusedError, match="the recording of Dig is malformed"):
+    with pytest.raises(FileRefusedError, match=r"of Dig (cannot be read|is malformed)"):
         Recording.from_bytes("Dig", spoil(recording().to_bytes()))
 
 
