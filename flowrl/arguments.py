@@ -421,8 +421,8 @@ def _positionals(kind: type, rest: list[str], given: Given, prog: str) -> Given:
             positional[graph.name] = [rest.pop(0)]
     for place in places:
         if rest:
-            positional[place.name] = rest if place.many else [rest.pop(0)]
-            rest = [] if place.many else rest
+            taken = len(rest) if place.many else 1
+            positional[place.name], rest = rest[:taken], rest[taken:]
     if rest:
         more = f"{quoted(rest[0])} is one word too many"
         raise ConfigError(f"{more}: {_usage(kind, prog)}{_meant(kind, given, rest[0])}")
@@ -473,15 +473,14 @@ def _plain(kind: Any, words: Sequence[str]) -> Any:
     if len(words) != 1:
         raise ValueError(f"takes one value, not {len(words)}")
     word = words[0]
-    if kind is bool:
-        return _BOOLS.get(word.lower(), word)
-    if kind is Path:
-        return str(local_path(word))
+    if kind in (bool, Path):
+        return str(local_path(word)) if kind is Path else _BOOLS.get(word.lower(), word)
     if kind is float:
         try:
             number = float(word)
         except ValueError:
-            raise ValueError(f"is {quoted(word)}, not a number") from None
+            unit = "; leave out its unit" if word[:1].isdigit() and word[-1:].isalpha() else ""
+            raise ValueError(f"is {quoted(word)}, not a number{unit}") from None
         if 0 < abs(number) < _LEAST:
             raise ValueError(f"is {quoted(word)}, which is 0 in 32 bits; choose a larger number")
         return number
