@@ -448,7 +448,7 @@ def _meant(kind: type, given: Given, word: str) -> str:
         return "; a number stands behind its flag, one alone unless it takes a list"
     if "output" in known and "output" not in given and Path(word).suffix in _FILES:
         return f"; for a file say -o {quoted(word)}"
-    if is_graph(Path(word)):
+    if _GRAPH in known and (_GRAPH in given or is_graph(Path(word))):
         return "; name one graph, before everything else"
     if "skill" in known and known["skill"].positional and " " not in word:
         return "; put quotes around a skill's name of several words"
@@ -479,7 +479,7 @@ def _plain(kind: Any, words: Sequence[str]) -> Any:
         try:
             number = float(word)
         except ValueError:
-            unit = "; leave out its unit" if word[:1].isdigit() and word[-1:].isalpha() else ""
+            unit = "; --help names its unit" if word[:1].isdigit() and word[-1:].isalpha() else ""
             raise ValueError(f"is {quoted(word)}, not a number{unit}") from None
         if 0 < abs(number) < _LEAST:
             raise ValueError(f"is {quoted(word)}, which is 0 in 32 bits; choose a larger number")

@@ -122,6 +122,8 @@ def guarded(program: Callable[[], int]) -> int:
         return 0
     except OSError as error:
         if error.filename and error.errno in _REMEDIES:
+            files = (str(path) for path in Path(error.filename).parents if path.is_file())
+            error.filename = next(files, error.filename)  # what stands in a folder's place
             _print_error(f"{format_error(error)}; {_REMEDIES[error.errno]}")
             return EXIT_USAGE
         if not (problem := classify_io_error(error)):

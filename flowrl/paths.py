@@ -115,7 +115,7 @@ def slug(name: str) -> str:
     name = display_name(name)
     word = re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_")
     if _PLAIN.fullmatch(name) and len(name) <= _SLUG_LIMIT and not _RESERVED.fullmatch(name):
-        return name.replace(" ", "_")
+        return re.sub("[ _]+", "_", name)
     digest = hashlib.sha256(name.encode()).hexdigest()[:8]
     return f"{word[: _SLUG_LIMIT - 9].strip('_') or 'skill'}_{digest}"
 
@@ -429,4 +429,7 @@ def existing_graph_or_sweep(graph_path: Path) -> GraphPaths:
 
 def graph_or_sweep(root: Path) -> GraphPaths:
     """The paths of the graph, or of the sweep, in a folder."""
+    if os.path.isdir(root) and not os.access(root, os.X_OK):  # noqa: PTH112
+        what = f"{root} cannot be read: permission denied"
+        raise FileRefusedError(f"{what}; let its owner give you the right, or name another graph")
     return SweepPaths(root) if SweepPaths(root).sweep_json.exists() else GraphPaths(root)

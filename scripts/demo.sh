@@ -16,20 +16,31 @@ set -euo pipefail
 FLOWRL_EXTRAS="${FLOWRL_EXTRAS-web}" # for flowrl serve; nothing that only developers need
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
-case "${1:-}" in
-  -h | --help)
-    sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"
-    exit 0
-    ;;
-  --fresh)
-    shift
-    rm -rf "$FLOWRL_ROOT/exp/demo"
+fresh="" flags=()
+for word in "$@"; do
+  case "$word" in
+    -h | --help)
+      sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"
+      exit 0
+      ;;
+    --fresh) fresh=yes ;;
+    *) flags+=("$word") ;;
+  esac
+done
+set -- "${flags[@]}"
+case "${1:---} " in
+  --graph[_-]path[=\ ]* | [!-]*)
+    say "flowrl: the demo trains in exp/demo alone, not '$1'; elsewhere use flowrl train"
+    exit 2
     ;;
 esac
 
 offer bwrap bubblewrap "each trainer is confined by it"
 setup
 cd "$FLOWRL_ROOT"
+last="exp/.demo-$$"
+[ -z "$fresh" ] || [ ! -e exp/demo ] || mv exp/demo "$last"
+code=0
 "$PYTHON" -m flowrl.bottomup_parallel \
   exp/demo \
   --max_nodes 9 \
@@ -37,7 +48,12 @@ cd "$FLOWRL_ROOT"
   --total_timesteps 1e6 \
   --success_state_rate 0.9 \
   --no_use_wandb \
-  "$@"
+  "$@" || code=$?
+if [ "$code" -eq 2 ] && [ -e "$last" ] && [ ! -e exp/demo ]; then
+  mv "$last" exp/demo # the flags were refused
+fi
+rm -rf "$last"
+[ "$code" -eq 0 ] || exit "$code"
 
 completed="$("$PYTHON" -m flowrl status exp/demo --json | "$PYTHON" -c '
 import json, sys

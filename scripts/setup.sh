@@ -38,14 +38,14 @@ offer() {
 
 find_python() {
   local name
-  for name in "${FLOWRL_PYTHON:-}" python3 python3.13 python3.12 python3.11; do
-    if [ -n "$name" ] && command -v "$name" >/dev/null &&
+  for name in ${FLOWRL_PYTHON:-python3 python3.13 python3.12 python3.11}; do
+    if command -v "$name" >/dev/null &&
       "$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
       command -v "$name"
       return
     fi
   done
-  say "flowrl: Python 3.11 or newer is needed; name one with FLOWRL_PYTHON=/path/to/python"
+  say "flowrl: ${FLOWRL_PYTHON:-python3} is no Python 3.11 or newer; name one with FLOWRL_PYTHON=/path/to/python"
   return 1
 }
 

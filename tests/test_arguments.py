@@ -136,7 +136,7 @@ def test_the_environment_says_which_graph():
         ),
         (BottomUpConfig, "--pass_env=A B", "--pass_env=A takes no further word"),
         (RetryCommand, "A --wait soon", "--wait is 'soon', not a number"),
-        (RetryCommand, "A --wait 1h", "--wait is '1h', not a number; leave out its unit"),
+        (RetryCommand, "A --wait 1h", "--wait is '1h', not a number; --help names its unit"),
         (RollbackCommand, "exp/demo twelve", "GENERATION is 'twelve', not a whole number such as"),
         (BottomUpConfig, "--merge_policy best", "--merge_policy is 'best', not one of frame_count"),
         (BottomUpConfig, "--lr=", "--lr has no value"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from dataclasses import dataclass, replace
@@ -101,7 +102,7 @@ class PlayCommand(GraphCommand):
         if output is not None:
             what = "--keep writes beside the skill's expert"
             raise ConfigError(f"{what}, not to -o {output}; drop one")
-        if (place / AGENT_JSON).is_file():
+        if os.path.lexists(place / AGENT_JSON):
             raise ConfigError(f"{place} is an exported agent, which keeps no film; use -o film.gif")
         return ExpertStore(existing_graph(place)).archive_of(self.skill)
 
@@ -116,8 +117,10 @@ class PlayCommand(GraphCommand):
         """
         place, run = self.graph_path, None
         graph_paths = GraphPaths(place)
-        if not (place / AGENT_JSON).is_file():
+        if not os.path.lexists(place / AGENT_JSON):
             graph_paths = existing_graph(place)
+            if self.trust_skills:
+                raise ConfigError("--trust_skills is for an exported agent; leave it out")
             run = read_run(ExpertStore(graph_paths).archive_of(self.skill))
             renderer_of(run.config["env_name"])  # before anything is compiled
             if self.recorded:

@@ -17,7 +17,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from flowrl import storage
-from flowrl.errors import FileRefusedError, FormatVersionError, GraphDamagedError, GraphFormatError
+from flowrl.errors import (
+    FileRefusedError,
+    FormatVersionError,
+    GraphDamagedError,
+    GraphFormatError,
+    without_remedy,
+)
 from flowrl.paths import GraphPaths
 from flowrl.runs import ExpertVersion
 from flowrl.storage import records
@@ -103,25 +109,34 @@ def read(graph_paths: GraphPaths) -> Manifest:
     GraphDamagedError: it is damaged, lost while its history is there, an older copy, or of another
     version.
     """
-    repair = graph_paths.command("fsck", "--repair")
-    remedy = f"stop the scheduler and run {repair}, which restores it from its history"
     past = generations(graph_paths)  # looked at first: a first merge writes it after the manifest
     if not os.path.lexists(graph_paths.manifest):
         if past or any(graph_paths.skills.glob("*/run.json")):  # an archive comes after a manifest
-            raise GraphDamagedError(f"{graph_paths.manifest} is lost; {remedy}")
+            raise GraphDamagedError(f"{graph_paths.manifest} is lost; {_remedy(graph_paths)}")
         return Manifest()
     path = graph_paths.manifest
     try:
-        present = _parsed(path, storage.read_bytes(path, remedy=remedy), remedy)
+        present = _parsed(path, storage.read_bytes(path))
+    except FormatVersionError as error:
+        raise GraphFormatError(str(error)) from error
     except FileRefusedError as error:
-        other = isinstance(error, FormatVersionError)
-        raise (GraphFormatError if other else GraphDamagedError)(str(error)) from error
+        told = f"{without_remedy(error)}; {_remedy(graph_paths)}"
+        told = str(error) if isinstance(error.__cause__, PermissionError) else told
+        raise GraphDamagedError(told) from error
     if past and past[-1] > present.generation + 1:
-        _refuse_older(graph_paths, present.generation, remedy)
+        _refuse_older(graph_paths, present.generation)
     return present
 
 
-def _refuse_older(graph_paths: GraphPaths, generation: int, remedy: str) -> None:
+def _remedy(graph_paths: GraphPaths) -> str:
+    """Return what a user can do about a damaged manifest."""
+    if any(known for _, known in read_history(graph_paths)):
+        repair = graph_paths.command("fsck", "--repair")
+        return f"stop the scheduler and run {repair}, which restores it from its history"
+    return f"restore {graph_paths.checkpoints} from a backup, or train in a new folder"
+
+
+def _refuse_older(graph_paths: GraphPaths, generation: int) -> None:
     """Raise GraphDamagedError if a later generation than this one has counted.
 
     Each is written to the history before it counts, so the next one may only have been prepared.
@@ -130,20 +145,18 @@ def _refuse_older(graph_paths: GraphPaths, generation: int, remedy: str) -> None
     if newest > generation + 1:
         raise GraphDamagedError(
             f"{graph_paths.manifest} is an older copy: it is generation {generation}, and its "
-            f"history has generation {newest}; {remedy}"
+            f"history has generation {newest}; {_remedy(graph_paths)}"
         )
 
 
 @functools.lru_cache(maxsize=2)  # a merge asks eight times, and parsing a large one takes seconds
-def _parsed(path: Path, content: bytes, remedy: str) -> Manifest:
-    return read_file(path, remedy=remedy, content=content)
+def _parsed(path: Path, content: bytes) -> Manifest:
+    return read_file(path, content=content)
 
 
-def read_file(
-    path: Path, *, remedy: str = records.RESTORE, content: bytes | None = None
-) -> Manifest:
+def read_file(path: Path, *, content: bytes | None = None) -> Manifest:
     """Read one manifest file, the present one or one of the history."""
-    record = records.read(path, ManifestFile, remedy=remedy, content=content)
+    record = records.read(path, ManifestFile, content=content)
     experts = {version.index: version for version in record.experts}
     return Manifest(generation=record.generation, experts=experts, merged=record.merged)
 

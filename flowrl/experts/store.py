@@ -310,7 +310,8 @@ def refuse_misplaced(graph_paths: GraphPaths) -> None:
     """Raise FileRefusedError if a link or a file is in the place of a folder of the graph."""
     checkpoints = (graph_paths.checkpoints, graph_paths.history)
     runs = (graph_paths.training_runs, graph_paths.failed_runs)
-    refuse_links((graph_paths.skills, *checkpoints, *runs, graph_paths.skill_files))
+    told = (graph_paths.notices, graph_paths.skill_files)
+    refuse_links((graph_paths.skills, *checkpoints, *runs, *told))
 
 
 def refuse_links(folders: Iterable[Path]) -> None:

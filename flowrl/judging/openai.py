@@ -160,13 +160,15 @@ def read_answer(text: str, *, whole: bool = True) -> tuple[float | None, str]:
     """Return the score in an answer and its reason; no score if it says none, or was cut off.
 
     >>> read_answer("I would say 0.9")
-    (None, "the answer is not JSON with a score from 0 to 1: 'I would say 0.9'")
+    (None, "the answer is not JSON with a score from 0 to 1, and why: 'I would say 0.9'")
     """
-    score, why = None, "the answer is not JSON with a score from 0 to 1"
-    why += f": {' '.join(text.split())[:_QUOTED]!r}"
+    quoted = f"{' '.join(text.split())[:_QUOTED]!r}"
+    score, why = None, f"the answer is not JSON with a score from 0 to 1, and why: {quoted}"
+    if not whole:
+        return score, printable(f"the answer was cut off: {quoted}")
     with suppress(*UNREADABLE):
         said = json.loads(text)
         value, reason = said["score"], said["why"]
-        if whole and type(value) in (int, float) and 0 <= value <= 1:
+        if type(value) in (int, float) and 0 <= value <= 1:
             score, why = float(value), reason if isinstance(reason, str) else ""
     return score, printable(why)[:WHY_LIMIT]

@@ -20,15 +20,7 @@ from flowrl.knowledge.pages import recipe_rows
 from flowrl.knowledge.remarks import remarks
 from flowrl.launchers.sandbox import confinement
 from flowrl.llm.context import bounded, context_of
-from flowrl.llm.exchange import (
-    MALFORMED,
-    Budget,
-    Completion,
-    Cost,
-    EndpointError,
-    Message,
-    tokens_of,
-)
+from flowrl.llm.exchange import Budget, Completion, Cost, EndpointError, Message, tokens_of
 from flowrl.llm.flags import AskingFlags
 from flowrl.llm.transcript import (
     Accepted,
@@ -137,9 +129,6 @@ class AskingCommand(AskingFlags):
             try:
                 completion = client.complete(messages, purpose, schema)
                 text = self._clean(completion.text)
-                if completion.finish == MALFORMED:
-                    what = f"answers {text!r}, no completion"
-                    raise EndpointError(f"{what}; correct --base_url, or try later")
             except EndpointError as error:
                 transcript.lose(budget.spent - before)
                 where = f"the endpoint at {client.endpoint.place}"

@@ -70,7 +70,7 @@ class ChatClient:
     ) -> Completion:
         """Return the answer to messages, in the first form of JSON that the endpoint knows.
 
-        Raises EndpointError if there is no answer in time.
+        Raises EndpointError if there is no answer in time, or it is no completion.
         """
         before, began = self.budget.spent, time.monotonic()
         try:
@@ -81,6 +81,9 @@ class ChatClient:
         text = text.encode(errors="replace").decode()  # half characters
         sent = sum(len(each["content"]) for each in messages)
         self.budget.spend(tokens=(sent + len(text)) / 4 if tokens is None else tokens)
+        if finish == MALFORMED:
+            what = f"answers {text!r}, no completion"
+            raise EndpointError(f"{what}; correct --base_url, or try later")
         cost = self.budget.spent - before
         return Completion(text=text, finish=finish, form=self._forms[0], cost=cost)
 
@@ -182,8 +185,8 @@ def unavailable(endpoint: Endpoint, error: Exception, status: int | None) -> End
     if status is not None:
         return EndpointError(f"answers {status}; correct --base_url or --model, or try later")
     cause = endpoint.redacted(printable(" ".join(str(error.__cause__ or error).split())))
-    remedy = "correct --base_url, or try later"
-    return EndpointError(f"cannot be reached: {cause[:WHY_LIMIT]}; {remedy}")
+    what = "cannot be read" if isinstance(error.__cause__, httpx.ReadError) else "cannot be reached"
+    return EndpointError(f"{what}: {cause[:WHY_LIMIT]}; correct --base_url, or try later")
 
 
 class DeadlineError(Exception):

@@ -15,7 +15,7 @@ from flowrl.errors import ConfigError
 from flowrl.games.base import find_game
 from flowrl.llm.asking import AskingCommand, Destination, graph_destination
 from flowrl.llm.flags import WriteFlags
-from flowrl.llm.transcript import NEXT, Accepted, Answered, Chosen, Transcript
+from flowrl.llm.transcript import NEXT, Accepted, Answered, Chosen, Transcript, find_source
 from flowrl.llm.writing import GivenUpError, accepted_files
 from flowrl.paths import GraphPaths, is_graph, refuse_other_folder
 from flowrl.skills.graph import SkillGraph
@@ -49,15 +49,18 @@ class WriteCommand(AskingCommand, WriteFlags):
                 what = f"the graph is of {place.env_name}; leave it out, or use -o"
                 raise ConfigError(f"--env_name: {what}")
         else:
+            if self.graph_path != WriteCommand.graph_path:
+                raise ConfigError("GRAPH and -o both say where the skill is kept; leave one out")
             place = self._folder(self.output)
         self.check_model()
+        wish = self.wish or self._next(place)
+        if self.llm_replay is not None:
+            find_source(self.llm_replay, wish, place.env_name)  # before anything is made
         with locks.held(place.paths.transcripts / "write.lock", timeout_seconds=0):
-            return self._write(place)
+            return self._write(place, wish)
 
-    def _write(self, place: Destination) -> int:
-        transcript, begun = self._opened(
-            place, self._begun_with(place, self.wish or self._next(place))
-        )
+    def _write(self, place: Destination, wish: str) -> int:
+        transcript, begun = self._opened(place, self._begun_with(place, wish))
         accepted = transcript.find(Accepted)
         if accepted is None:
             try:

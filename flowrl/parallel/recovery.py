@@ -222,6 +222,7 @@ def recover_state(graph_paths: GraphPaths) -> str:
     StateFile(graph_paths.scheduler_state).save(replace(state, next_expert=number))
     kinds = [item.status.kind for item in skills]
     counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
+    counts = counts or "no skill is left"
     said = f"{graph_paths.scheduler_state} is made anew ({counts})"
     return f"{said}; an old one is in {graph_paths.quarantine}" if kept.exists() else said
 
@@ -326,7 +327,8 @@ def inspect(graph_paths: GraphPaths) -> tuple[Finding, ...]:
     try:
         ExpertStore(graph_paths).manifest()
     except FileRefusedError as error:
-        return (Finding("error", without_remedy(error), graph_paths.manifest),)
+        what, _, remedy = str(error).partition("; ")
+        return (Finding("error", what, graph_paths.manifest, remedy),)
     at_work = daemon_of(graph_paths.daemon_lock) is not None
     checks = (check for check in _CHECKS if not (at_work and check is _check_state))
     findings = [finding for check in checks for finding in check(graph_paths)]

@@ -103,7 +103,9 @@ class Inbox:
         for path in [path for path in files if not _ID.fullmatch(path.stem)]:
             self._ignored.add(path.name)
             name = f"{time.time_ns()}-{secrets.token_hex(4)}.json"
-            logger.warning("%r is ignored: no request has this name; call it %s", str(path), name)
+            logger.warning(
+                "%r is ignored: no request has this name; remove it, or call it %s", str(path), name
+            )
             files.remove(path)
         return sorted(files)
 

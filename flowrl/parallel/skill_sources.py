@@ -24,7 +24,7 @@ from flowrl.games.base import check_coverage, find_game
 from flowrl.launchers.sandbox import confinement
 from flowrl.launchers.slurm import checked_options
 from flowrl.parallel.training_setup import live_runs, readable_runs
-from flowrl.paths import GraphPaths
+from flowrl.paths import GraphPaths, slug
 from flowrl.runs import read_run
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.skill import Skill, load_library, skill_settings
@@ -392,9 +392,12 @@ def read_skill_file(path: Path) -> Skill:
     """
     data = records.read_document(path)
     try:
-        return Skill.from_json(data)
+        skill = Skill.from_json(data)
     except SkillError as error:
         raise KeptSkillError(
             f"{path}: this version of flowrl refuses it: {error}; to go on with this skill, "
             "correct it in a file of its name, and use flowrl add or --skills_dir"
         ) from error
+    if path.stem != slug(skill.name):
+        raise FileRefusedError(f"{path} holds another skill, {skill.name!r}; {records.RESTORE}")
+    return skill

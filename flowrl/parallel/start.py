@@ -83,6 +83,9 @@ def device_slots(launch: LaunchConfig, ppo: PPOConfig, *, each: int) -> dict[str
         devices = visible_devices(launch.gpu_ids)
     elif launch.gpu_ids:
         raise ConfigError("--gpu_ids needs JAX for CUDA: pip install '.[cuda]' in flowrl's folder")
+    shared = {"skills_per_gpu": launch.skills_per_gpu, "gpu_memory_mb": launch.gpu_memory_mb}
+    if not devices and (given := [name for name, value in shared.items() if value]):
+        raise ConfigError(f"--{given[0]} is for GPUs, and there is none; leave it out")
     if ppo.precision == "bf16" and not devices:
         raise ConfigError("--precision bf16 is for GPUs, a CPU is slower with it; leave it out")
     check_devices(devices, each=each, wanted=ppo.num_devices)

@@ -86,7 +86,9 @@ class Amount:
                 node = inner
         linear = _linear(node)
         if linear is None:
-            raise SkillError(f"{text!r} is not linear in n; {remedy}")
+            raise SkillError(
+                f"{text!r} is no whole number of 0 or more, and not linear in n; {remedy}"
+            )
         return Amount(per=linear[0], base=linear[1], over=over)
 
 

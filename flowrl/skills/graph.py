@@ -42,6 +42,8 @@ class SkillGraph:
     """
 
     def __init__(self, skills: Iterable[Skill] = (), *, capacity: int = CAPACITY) -> None:
+        if capacity < 1:
+            raise GraphError(f"capacity is {capacity}: no item can be held; give 1 or more")
         self.capacity = capacity
         self.skills: Mapping[str, Skill] = MappingProxyType(_by_name(skills))
         self._learned = learnable(self.skills, capacity=capacity)
@@ -192,6 +194,8 @@ def _by_name(skills: Iterable[Skill]) -> dict[str, Skill]:
     named: dict[str, Skill] = {}
     slugs: dict[str, str] = {}
     for skill in skills:
+        if not isinstance(skill, Skill):
+            raise TypeError(f"{skill!r} is no Skill; of load_library(…) give the .values()")
         other = slugs.get(slug(skill.name))
         if other is not None:
             where = f"{skill.origin.place}: " if skill.origin else ""

@@ -95,10 +95,9 @@ def read_document(
         raise FileRefusedError(f"{path} is no record of flowrl: it has no format; {remedy}")
     version = document.pop("format")
     if type(version) is not int or version != 1:
-        other = "" if remedy == RESTORE else f", or {remedy}"
         raise FormatVersionError(
             f"{path} has format {version!r}, this flowrl reads 1; "
-            f"use the version of flowrl that wrote it{other}"
+            "use the version of flowrl that wrote it"
         )
     seal = document.pop(SEAL, None)
     if seal is None and not sealed:

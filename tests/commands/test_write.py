@@ -282,7 +282,7 @@ FAULTS = {
     "503 for ever": ({"refuse": 99, "status": 503}, "answers 503"),
     "a stream cut in half": ({"cut_off": 99}, "cannot be reached"),
     "HTML": ({"body": "<html>Sign in</html>"}, "answers '<html>Sign in</html>', no completion"),
-    "10 MB": ({"body": " " * 10**7}, "cannot be reached: answers with more than"),
+    "10 MB": ({"body": " " * 10**7}, "cannot be read: answers with more than"),
     "no completion": ({"body": "{}"}, "no completion"),
 }
 

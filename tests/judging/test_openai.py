@@ -91,12 +91,25 @@ def test_what_is_no_score_is_an_abstention(endpoint, said):
         '{"choices": {"0": 1}}',
         '{"choices": []}',
         '{"choices": [{"message": null}]}',
+    ],
+)
+def test_what_is_no_completion_ends_the_judging(endpoint, tmp_path, body):
+    endpoint.body = body
+    with pytest.raises(JudgeUnavailableError, match="no completion; correct --base_url"):
+        asking(endpoint, answers=tmp_path).score(ITEM)
+    assert len(endpoint.asked) == 1
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
         '{"choices": [{"message": {"content": null, "refusal": "no"}}]}',
         '{"choices": [{"finish_reason": "length", "message": '
         '{"content": "{\\"score\\": 1, \\"why\\": \\"\\"}"}}], "usage": 3}',
     ],
 )
-def test_what_is_no_completion_is_an_abstention(endpoint, body):
+def test_what_is_refused_or_cut_off_is_an_abstention(endpoint, body):
     endpoint.body = body
     assert asking(endpoint).score(ITEM).score is None
 
@@ -250,11 +263,14 @@ def test_no_part_of_a_key_is_kept_wherever_an_answer_is_cut(endpoint, tmp_path, 
         told = reason if kind == "a reason" else said
         endpoint.say = lambda _, told=told: told
         endpoint.body = said if kind == "no completion" else None
-        why = judge.score(SkillText(skill="Dig", text=f"{before}")).why
+        try:
+            why = judge.score(SkillText(skill="Dig", text=f"{before}")).why
+        except JudgeUnavailableError as error:
+            why = str(error)
         assert "xx"[:before] in why
         assert KEY[:6] not in why, before
     kept = [path.read_text() for path in tmp_path.iterdir()]
-    assert len(kept) == 11
+    assert len(kept) == (0 if kind == "no completion" else 11)
     assert all(KEY[:6] not in text for text in kept)
 
 

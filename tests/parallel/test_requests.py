@@ -344,7 +344,7 @@ def test_links_folders_pipes_and_strange_names_are_no_requests(start, tmp_path, 
     assert words(scheduler)["A"] == "running"
     assert secret.read_text() == good
     assert all(said.startswith("refused") for said in outcomes(scheduler).values())
-    assert caplog.text.count("x;reboot.json' is ignored: no request has this name; call it") == 1
+    assert caplog.text.count("x;reboot.json' is ignored: no request has this name; remove it") == 1
     assert not scheduler.inbox.waiting, "what stays there does not keep the daemon awake"
     assert asked_beside(scheduler, Verb.PAUSE, "A") == "done"
 
