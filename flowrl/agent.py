@@ -191,7 +191,7 @@ def read_agent_record(folder: Path) -> AgentRecord:
     """The record of an exported agent; FileRefusedError if there is none, or it is damaged."""
     if folder.name == AGENT_JSON and folder.is_file():
         raise FileRefusedError(f"{folder} is a file of an agent; name its folder, {folder.parent}")
-    if not (folder / AGENT_JSON).is_file():
+    if not os.path.lexists(folder / AGENT_JSON):
         raise FileRefusedError(f"{folder} is no agent: it has no {AGENT_JSON}; use flowrl export")
     return records.read(folder / AGENT_JSON, AgentRecord, remedy=_AGAIN)
 

@@ -84,10 +84,35 @@ def test_a_smaller_demo_measures_the_skills_that_it_has_completed(tmp_path, flag
         esac""",
     )
     work = (SCRIPTS / "demo.sh").read_text().partition("\nsetup\n")[2]
-    begin = f"set -euo pipefail; set -- {flags}; PYTHON={python}; FLOWRL_ROOT={tmp_path}\n"
+    begin = f"set -euo pipefail; set -- {flags}; PYTHON={python}; FLOWRL_ROOT={tmp_path}; fresh=\n"
     said = subprocess.check_output(["bash", "-c", begin + work], text=True)
     assert re.findall(r"evaluate exp/demo (.*) --episodes", said) == measured
     assert ("--at_least 0.8" in said) == (not flags)
+
+
+@pytest.mark.parametrize(("code", "kept"), [(2, True), (75, False)])
+def test_the_last_demo_is_removed_once_the_flags_are_read(tmp_path, code, kept):
+    python = program(tmp_path / "python", f"exit {code}")
+    (tmp_path / "exp" / "demo").mkdir(parents=True)
+    work = (SCRIPTS / "demo.sh").read_text().partition("\nsetup\n")[2]
+    begin = f"set -euo pipefail; set --; PYTHON={python}; FLOWRL_ROOT={tmp_path}; fresh=yes\n"
+    ended = subprocess.run(["bash", "-c", begin + work], check=False)
+    assert ended.returncode == code
+    assert [path.name for path in (tmp_path / "exp").iterdir()] == ["demo"] * kept
+
+
+@pytest.mark.parametrize("word", ["exp/mine", "fresh", "--graph_path=x", "--graph-path x"])
+def test_the_demo_trains_in_its_own_folder_alone(machine, word):
+    said = lines_of(machine, f"bash {SCRIPTS / 'demo.sh'} --fresh {word}")
+    assert len(said) == 1
+    assert said[0].endswith("elsewhere use flowrl train")
+
+
+def test_a_python_that_is_named_and_unfit_is_refused(machine):
+    said = lines_of(machine, f"FLOWRL_PYTHON=/nosuch; source {SCRIPTS}/setup.sh; find_python")
+    assert said == [
+        "flowrl: /nosuch is no Python 3.11 or newer; name one with FLOWRL_PYTHON=/path/to/python"
+    ]
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, islice
 from pathlib import Path
@@ -103,7 +104,7 @@ def open_agent(place: Path, skill: str, *, trust_skills: bool) -> Agent:
 
     Raises as `load_agent`, and as `load_experts` for a graph.
     """
-    if (place / AGENT_JSON).is_file():
+    if os.path.lexists(place / AGENT_JSON):
         renderer_of(read_agent_record(place).env_name)  # before anything is loaded
         check_backend()
         return load_agent(place, trust_skills=trust_skills)

@@ -19,6 +19,8 @@ from flowrl.parallel.health import DaemonLock
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.skill_sources import record_graph
 from flowrl.paths import GraphPaths
+from flowrl.skills.skill import load_library
+from flowrl.storage import records
 from tests.commands.conftest import template  # noqa: F401 — the fixture
 from tests.commands.making import DONE, FAILED, HELD, WAITING, running, save
 from tests.skills.making import skill_text
@@ -90,6 +92,32 @@ def edited_state(monkeypatch):
 
 def born(monkeypatch):
     record_graph(GraphPaths(Path("graph")), PPOConfig())
+
+
+def newer_manifest(monkeypatch):
+    GraphPaths(Path("graph")).manifest.write_text('{"format": 99}')
+
+
+def without_generations(monkeypatch):
+    shutil.rmtree(GraphPaths(Path("graph")).checkpoints)
+
+
+def notices_in_a_file(monkeypatch):
+    notices = GraphPaths(Path("graph")).notices
+    shutil.rmtree(notices, ignore_errors=True)
+    notices.touch()
+
+
+def swapped_sources(monkeypatch):
+    graph_paths = GraphPaths(Path("graph"))
+    graph_paths.skill_files.mkdir(exist_ok=True)
+    skill = load_library(PPOConfig().env_name)["Place Table"]
+    records.write(graph_paths.skill_file("Collect Wood"), skill.to_json())
+
+
+def an_agent_in_a_fifo(monkeypatch):
+    Path("agent").mkdir()
+    os.mkfifo("agent/agent.json")
 
 
 def without_state(monkeypatch):
