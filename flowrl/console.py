@@ -117,22 +117,30 @@ def guarded(program: Callable[[], int]) -> int:
         return EXIT_DISK_FULL if classify_io_error(error) == "disk" else error.exit_code
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+    except MemoryError:
+        _print_error("there is no memory left; end other programs, or raise the limit (ulimit -v)")
+        return EXIT_IO
     except BrokenPipeError:
         sys.stderr.close()  # the reader of the output has ended
         return 0
     except OSError as error:
-        if error.filename and error.errno in _REMEDIES:
-            files = (str(path) for path in Path(error.filename).parents if path.is_file())
-            error.filename = next(files, error.filename)  # what stands in a folder's place
-            _print_error(f"{format_error(error)}; {_REMEDIES[error.errno]}")
-            return EXIT_USAGE
-        if not (problem := classify_io_error(error)):
-            raise
-        remedy = "repair that and start again to go on"
-        if isinstance(error, PermissionError):
-            remedy = "let its owner give you the right, or choose another place"
-        _print_error(f"{format_error(error)}; {remedy}")
-        return EXIT_DISK_FULL if problem == "disk" else EXIT_IO
+        return _told(error)
+
+
+def _told(error: OSError) -> int:
+    """Tell an error of the system in a line, and return its exit code; raise it if it is ours."""
+    if error.filename and error.errno in _REMEDIES:
+        files = (str(path) for path in Path(error.filename).parents if path.is_file())
+        error.filename = next(files, error.filename)  # what stands in a folder's place
+        _print_error(f"{format_error(error)}; {_REMEDIES[error.errno]}")
+        return EXIT_USAGE
+    if not (problem := classify_io_error(error)):
+        raise error
+    remedy = "repair that and start again to go on"
+    if isinstance(error, PermissionError):
+        remedy = "let its owner give you the right, or choose another place"
+    _print_error(f"{format_error(error)}; {remedy}")
+    return EXIT_DISK_FULL if problem == "disk" else EXIT_IO
 
 
 class StopSignal:

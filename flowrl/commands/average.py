@@ -21,7 +21,7 @@ from flowrl.errors import ConfigError, ExpertCorruptError, FileRefusedError
 from flowrl.experts import manifest as manifests
 from flowrl.experts.store import ExpertStore
 from flowrl.output import check_output
-from flowrl.paths import GraphPaths, RunPaths, existing_graph
+from flowrl.paths import GraphPaths, RunPaths, existing_graph, is_graph
 from flowrl.runs import read_run
 from flowrl.storage.arrays import read_tensors
 
@@ -106,6 +106,8 @@ class AverageCommand:
 
     def _common_origin(self) -> str | None:
         """The id of the run that made the first version of all; None if `unrelated` and unknown."""
+        if graph := next((expert for expert in self.experts if is_graph(expert)), None):
+            raise ConfigError(f"{graph} is a graph; name a version of an expert in it")
         origins = {expert: _origin(Path(os.path.realpath(expert))) for expert in self.experts}
         first = origins[self.experts[0]]
         others = [expert for expert in self.experts if not first or origins[expert] != first]

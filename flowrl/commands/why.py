@@ -53,7 +53,8 @@ class WhyCommand(ReportCommand):
             return 0
         if explanation is None:
             problem = f"no run of {row.skill} in {graph_paths.root} has ended with its counts"
-            raise ConfigError(f"{problem}; see flowrl status, or train it")
+            remedy = f"see {graph_paths.command('fsck')}, or train it on"
+            raise ConfigError(f"{problem}; {remedy}")
         run = read_run(graph_paths.archive(row.expert or 0, row.skill))
         see = _see(graph_paths, run, explanation)
         facts = {**asdict(explanation), "see": see}

@@ -288,7 +288,7 @@ class SkillSources:
                     "%s trains it anew under the new text, another --graph_path all skills",
                     name,
                     self._graph_paths.skill_file(name),
-                    self._graph_paths.command("retrain", name),
+                    self._graph_paths.command("retrain", name, *_folder_of(library[name])),
                 )
         return {**library, **kept}
 
@@ -312,6 +312,13 @@ class SkillSources:
         return trained_skills(self._graph_paths) | live
 
 
+def _folder_of(skill: Skill) -> tuple[str, ...]:
+    """Return the flag that names the folder of a user's own skill file."""
+    if skill.embedded or skill.origin is None:
+        return ()
+    return ("--skills_dir", str(Path(skill.origin.place).parent))
+
+
 def _present(kept: Skill, now: Skill | None, born: Mapping[str, str]) -> Skill:
     """The kept skill, with the present settings of its training, which may change.
 
@@ -329,7 +336,8 @@ def open_graph(config: BottomUpConfig, sources: SkillSources) -> SkillGraph:
     game, own = config.ppo.env_name, config.graph
     embedded = load_library(game, own.skills_dir, trust=own.trust_skills)
     if not embedded:
-        raise ConfigError(f"the game {game} comes with no skills; name a folder by --skills_dir")
+        what = f"the game {game} comes with no skills: none is in {find_game(game).library_folder}"
+        raise ConfigError(f"{what}; correct that, or name a folder by --skills_dir")
     skills = sources.over(embedded).values()
     capacity = find_game(game).capacity
     graph = SkillGraph(skills, capacity=capacity)

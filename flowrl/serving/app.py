@@ -20,7 +20,7 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import (
     FileResponse,
     PlainTextResponse,
@@ -212,14 +212,19 @@ class Site:
         if not self._door.bears(request):
             raise HTTPException(401, _NO_TOKEN)
         body = b""
-        async for part in request.stream():
-            body += part
-            if len(body) > _MOST_BODY_BYTES:
-                raise HTTPException(413, f"over {_MOST_BODY_BYTES} bytes")
+        try:
+            async for part in request.stream():
+                body += part
+                if len(body) > _MOST_BODY_BYTES:
+                    raise HTTPException(413, f"over {_MOST_BODY_BYTES} bytes")
+        except ClientDisconnect as error:
+            raise HTTPException(400, "the connection ended within the request") from error
         try:
             asked = records.from_json(RequestRecord, json.loads(body))
         except (ValueError, RecursionError) as error:
-            raise HTTPException(400, "send a JSON object with verb and skill") from error
+            raise HTTPException(
+                400, "send a JSON object with verb and skill: pause, resume or retry"
+            ) from error
         if asked.verb not in _ASKED_HERE:
             raise HTTPException(400, "only pause, resume and retry are taken here")
         graph_paths, row = await asyncio.to_thread(self._named, request, asked.skill)
