@@ -105,7 +105,7 @@ def config_file(kind: type, path: Path) -> arguments.Given:
         if name in given:
             raise ConfigError(f"{path}: {name} is given twice; leave one of them out")
         if name not in arguments.arguments(kind) and isinstance(value, dict):
-            raise ConfigError(f"{path}: {key!r} is a table; those of skills go to --skill_config")
+            raise ConfigError(f"{path}: {key!r} is no flag; tables of skills go to --skill_config")
         if name not in arguments.arguments(kind):
             near = arguments.closest_flag(name, arguments.arguments(kind), dashes="")
             raise ConfigError(

@@ -9,6 +9,7 @@ import dataclasses
 import hashlib
 import json
 import logging
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -314,7 +315,7 @@ class SkillSources:
 
 def _folder_of(skill: Skill) -> tuple[str, ...]:
     """Return the flag that names the folder of a user's own skill file."""
-    if skill.embedded or skill.origin is None:
+    if skill.embedded or skill.origin is None or not os.path.isabs(skill.origin.place):
         return ()
     return ("--skills_dir", str(Path(skill.origin.place).parent))
 
