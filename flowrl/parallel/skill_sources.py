@@ -9,7 +9,6 @@ import dataclasses
 import hashlib
 import json
 import logging
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -315,9 +314,8 @@ class SkillSources:
 
 def _folder_of(skill: Skill) -> tuple[str, ...]:
     """Return the flag that names the folder of a user's own skill file."""
-    if skill.embedded or skill.origin is None or not os.path.isabs(skill.origin.place):
-        return ()
-    return ("--skills_dir", str(Path(skill.origin.place).parent))
+    folder = Path(skill.origin.place if skill.origin else "").parent
+    return ("--skills_dir", str(folder)) if folder.is_absolute() and not skill.embedded else ()
 
 
 def _present(kept: Skill, now: Skill | None, born: Mapping[str, str]) -> Skill:
