@@ -115,7 +115,7 @@ def slug(name: str) -> str:
     name = display_name(name)
     word = re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_")
     if _PLAIN.fullmatch(name) and len(name) <= _SLUG_LIMIT and not _RESERVED.fullmatch(name):
-        return re.sub("_+", "_", name.replace(" ", "_"))
+        return name.replace(" ", "_")
     digest = hashlib.sha256(name.encode()).hexdigest()[:8]
     return f"{word[: _SLUG_LIMIT - 9].strip('_') or 'skill'}_{digest}"
 

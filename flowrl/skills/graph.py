@@ -9,6 +9,7 @@ learned earliest, among them one whose gain grows, among them the first.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -196,10 +197,11 @@ def _by_name(skills: Iterable[Skill]) -> dict[str, Skill]:
     for skill in skills:
         if not isinstance(skill, Skill):
             raise TypeError(f"{skill!r} is no Skill; of load_library(…) give the .values()")
-        other = slugs.get(slug(skill.name))
+        key = re.sub("_+", "_", slug(skill.name))  # people do not see how many blanks there are
+        other = slugs.get(key)
         if other is not None:
             where = f"{skill.origin.place}: " if skill.origin else ""
-            what = f"{where}the skills {other!r} and {skill.name!r} share the slug {slug(other)!r}"
+            what = f"{where}the skills {other!r} and {skill.name!r} share the slug {key!r}"
             raise GraphError(f"{what}; rename one")
-        named[skill.name], slugs[slug(skill.name)] = skill, skill.name
+        named[skill.name], slugs[key] = skill, skill.name
     return named

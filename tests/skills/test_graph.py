@@ -215,6 +215,12 @@ def test_a_skill_is_like_one_that_is_learned_before_it(like, complaint):
     assert "'Collect Stone' is like" in str(caught.value)
 
 
+@pytest.mark.parametrize("other", ["Collect  Wood", "Collect__Wood", "Collect _Wood"])
+def test_names_that_differ_in_blanks_alone_are_refused(other):
+    with pytest.raises(GraphError, match="share the slug 'Collect_Wood'"):
+        SkillGraph((skill("Collect Wood", {"a": 1}), skill(other, {"b": 1})))
+
+
 def test_two_names_with_one_slug_are_refused_by_both_names():
     with pytest.raises(GraphError, match="'A B' and 'A_B'"):
         SkillGraph((skill("A B", {"a": 1}), skill("A_B", {"b": 1})))
