@@ -421,8 +421,7 @@ def _positionals(kind: type, rest: list[str], given: Given, prog: str) -> Given:
             positional[graph.name] = [rest.pop(0)]
     for place in places:
         if rest:
-            taken = len(rest) if place.many else 1
-            positional[place.name], rest = rest[:taken], rest[taken:]
+            positional[place.name], rest = (rest, []) if place.many else (rest[:1], rest[1:])
     if rest:
         more = f"{quoted(rest[0])} is one word too many"
         raise ConfigError(f"{more}: {_usage(kind, prog)}{_meant(kind, given, rest[0])}")
@@ -473,8 +472,10 @@ def _plain(kind: Any, words: Sequence[str]) -> Any:
     if len(words) != 1:
         raise ValueError(f"takes one value, not {len(words)}")
     word = words[0]
-    if kind in (bool, Path):
-        return str(local_path(word)) if kind is Path else _BOOLS.get(word.lower(), word)
+    if kind is bool:
+        return _BOOLS.get(word.lower(), word)
+    if kind is Path:
+        return str(local_path(word))
     if kind is float:
         try:
             number = float(word)

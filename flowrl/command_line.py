@@ -104,10 +104,9 @@ def config_file(kind: type, path: Path) -> arguments.Given:
             raise ConfigError(f"{path}: {key!r} names this very file; remove the line")
         if name in given:
             raise ConfigError(f"{path}: {name} is given twice; leave one of them out")
-        if name not in arguments.arguments(kind) and isinstance(value, dict):
-            raise ConfigError(f"{path}: {key!r} is no flag; tables of skills go to --skill_config")
         if name not in arguments.arguments(kind):
             near = arguments.closest_flag(name, arguments.arguments(kind), dashes="")
+            near = "; tables of skills go to --skill_config" if isinstance(value, dict) else near
             raise ConfigError(
                 f"{path}: {key!r} is no flag{near}; remove it, or write a flag's name"
             )

@@ -28,7 +28,7 @@ for word in "$@"; do
   esac
 done
 set -- "${flags[@]}"
-case "${1:---} " in
+case "${1:---} " in # the folder is ours: neither a word nor --graph_path names another
   --graph[_-]path[=\ ]* | [!-]*)
     say "flowrl: the demo trains in exp/demo alone, not '$1'; elsewhere use flowrl train"
     exit 2
