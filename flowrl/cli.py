@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -132,6 +133,9 @@ def _run(words: Sequence[str]) -> int:
         name, *rest = (*rest, "--help")
     if rest and f"{name} {rest[0]}" in ALL:  # sweep status
         name, rest = f"{name} {rest[0]}", rest[1:]
+    elif len(rest) > 1 and f"{name} {rest[1]}" in ALL:
+        order = shlex.join([name, rest[1], rest[0], *rest[2:]])
+        raise ConfigError(f"{rest[1]} stands before GRAPH: flowrl {order}")
     elif rest and not os.path.exists(rest[0]):  # noqa: PTH110 - a wish may be too long for a name
         below = [each.partition(" ")[2] for each in ALL if each.startswith(f"{name} ")]
         if near := closest(rest[0], below):

@@ -17,6 +17,7 @@ DEFAULT_GRAPH = Path("exp/bottom_up_parallel")
 AGENT_JSON = "agent.json"  # in the folder of an exported agent
 _NAME_LIMIT = 200
 _SLUG_LIMIT = 64
+_MOST_NAME_BYTES = 255  # of a file, on every common file system
 # Fillers, joiners and variation selectors: letters and marks that draw nothing.
 _BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0") | frozenset(
     map(chr, (*range(0x180B, 0x1810), *range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0)))
@@ -54,6 +55,9 @@ def local_path(word: str) -> Path:
 def _refuse_strange(given: Any) -> None:
     if "\0" in str(given):
         raise ConfigError(f"is {str(given)!r:.100}, and no path holds a NUL; name another")
+    if any(len(part.encode(errors="replace")) > _MOST_NAME_BYTES for part in str(given).split("/")):
+        long = f"is {printable(str(given))[:40]}…, with a name of over {_MOST_NAME_BYTES} bytes"
+        raise ConfigError(f"{long}; choose a shorter one")
     if isinstance(given, str) and _ADDRESS.match(given):
         raise ConfigError(f"is {printable(given)}, an address; name a path of this machine")
 

@@ -72,7 +72,7 @@ install_package() {
 }
 
 setup() {
-  local wanted stamp
+  local wanted stamp other
   command -v tmux >/dev/null || apt_install tmux "each skill trains in a tmux session"
   [ -x "$FLOWRL_VENV/bin/python" ] || make_environment
   PYTHON="$FLOWRL_VENV/bin/python"
@@ -81,6 +81,11 @@ setup() {
   case "$(cat "$stamp" 2>/dev/null)" in
     *"$wanted") return ;; # with more extras, perhaps
   esac
+  other="$(sed -n 's|^[^/]*\(/.*\) [0-9]* [0-9]*$|\1|p' "$stamp" 2>/dev/null || true)"
+  if [ -n "$other" ] && [ "$other" != "$FLOWRL_ROOT" ] && [ -e "$other/pyproject.toml" ]; then
+    say "flowrl: $FLOWRL_VENV belongs to $other; name another folder with FLOWRL_VENV"
+    return 1
+  fi
   say "flowrl: installing Python packages into $FLOWRL_VENV (once, some minutes, about 1 GB)"
   install_package
   printf '%s\n' "$wanted" > "$stamp"

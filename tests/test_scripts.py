@@ -108,6 +108,20 @@ def test_the_demo_trains_in_its_own_folder_alone(machine, word):
     assert said[0].endswith("elsewhere use flowrl train")
 
 
+def test_the_environment_of_another_clone_is_left_alone(machine, tmp_path):
+    other, venv = tmp_path / "other clone", machine.parent / "venv"
+    program(venv / "bin" / "python", "exit 0")
+    (venv / ".flowrl-installed").write_text(f"dev {other} 123 456\n")
+    command = f"source {SCRIPTS}/setup.sh; setup"
+    assert "CALL uv" in " ".join(lines_of(machine, command)), "that clone is gone"
+    other.mkdir()
+    (other / "pyproject.toml").touch()
+    (venv / ".flowrl-installed").write_text(f"dev {other} 123 456\n")
+    said = lines_of(machine, command)
+    assert said[-1] == f"flowrl: {venv} belongs to {other}; name another folder with FLOWRL_VENV"
+    assert "CALL uv" not in " ".join(said)
+
+
 def test_a_python_that_is_named_and_unfit_is_refused(machine):
     said = lines_of(machine, f"FLOWRL_PYTHON=/nosuch; source {SCRIPTS}/setup.sh; find_python")
     assert said == [

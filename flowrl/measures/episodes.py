@@ -137,7 +137,9 @@ def read_episodes(graph_paths: GraphPaths, run: TrainingRun) -> RecordedEpisodes
     """
     path = episodes_file(graph_paths, run)
     if not path.exists():
-        raise FileRefusedError(f"no episode of {run.skill} is recorded; {_AGAIN}")
+        raise FileRefusedError(
+            f"no episode of {run.skill} is recorded; flowrl evaluate --record N does"
+        )
     content = storage.read_bytes(path, limit_bytes=_MOST_BYTES, remedy=_AGAIN)
     episodes = decode_episodes(content, str(path))
     if episodes.origin.skill != run.skill or episodes.origin.module != run.module_sha256:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -129,8 +130,8 @@ def _refuse_lost_experts(
 def _live(graph_paths: GraphPaths, manifest: Manifest) -> Iterator[tuple[TrainingRun, Running]]:
     """The runs that are not merged yet; whether they have ended is found when they are adopted."""
     for run_paths, run in readable_runs(graph_paths):
-        since = _written(run_paths.run_json)
         if run.run_id not in manifest.merged:
+            since = _written(run_paths.run_json)
             facts = {"run_id": run.run_id, "attempt": run.attempt, "since": since}
             yield run, Running(handle=None, **facts)
 
@@ -211,8 +212,7 @@ def recover_state(graph_paths: GraphPaths) -> str:
 
     FileRefusedError: the manifest, a skill's file or config.json is damaged, or of another version.
     """
-    fault = state_fault(graph_paths)
-    if not fault:
+    if not (fault := state_fault(graph_paths)):
         return ""
     skills = found_skills(graph_paths)
     added, now = [SkillsAdded(skills)], datetime.now(UTC)
@@ -220,10 +220,9 @@ def recover_state(graph_paths: GraphPaths) -> str:
     number = max([state.next_expert - 1, *_expert_numbers(graph_paths).values()]) + 1
     kept = set_aside(graph_paths, graph_paths.scheduler_state, fault, copy=True)
     StateFile(graph_paths.scheduler_state).save(replace(state, next_expert=number))
-    kinds = [item.status.kind for item in skills]
-    counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
-    counts = counts or "no skill is left"
-    said = f"{graph_paths.scheduler_state} is made anew ({counts})"
+    kinds = Counter(item.status.kind for item in skills)
+    counts = ", ".join(f"{number} {kind}" for kind, number in kinds.items())
+    said = f"{graph_paths.scheduler_state} is made anew ({counts or 'no skill is left'})"
     return f"{said}; an old one is in {graph_paths.quarantine}" if kept.exists() else said
 
 
@@ -238,11 +237,21 @@ def _disagreements(state: SchedulerState, manifest: Manifest) -> Iterator[str]:
             yield f"expert {entry.expert} is {owner.skill}; the state says {entry.skill}"
         elif number is not None and number != entry.expert:
             yield f"{entry.skill} is expert {number}; the state says {entry.expert}"
-        elif isinstance(done := entry.trained or entry.status, Completed):
-            if owner is None:
-                yield f"{entry.skill} is completed, but no expert of it is in the manifest"
-            elif _is_of_another_run(owner, done, manifest, training=entry.trained is not None):
-                yield f"{entry.skill} has another expert than that of run {done.run_id}"
+        elif fault := _fault_of(entry, owner, manifest):
+            yield f"{entry.skill} {fault}"
+
+
+def _fault_of(entry: Entry, owner: ExpertVersion | None, manifest: Manifest) -> str:
+    """Return what is wrong with a skill's status beside its expert in the manifest."""
+    done = entry.trained or entry.status
+    if not isinstance(done, Completed):
+        waits = owner is not None and done.run_id not in manifest.merged
+        return f"has merged expert {entry.expert}, but is {done.kind}" if waits else ""
+    if owner is None:
+        return "is completed, but no expert of it is in the manifest"
+    if _is_of_another_run(owner, done, manifest, training=entry.trained is not None):
+        return f"has another expert than that of run {done.run_id}"
+    return ""
 
 
 def _is_of_another_run(
@@ -272,11 +281,10 @@ def found_skills(graph_paths: GraphPaths) -> tuple[Entry, ...]:
     try:
         config = recorded_config(graph_paths)
     except (FileRefusedError, ConfigError) as error:
-        repair = graph_paths.command("fsck", "--repair")
         raise FileRefusedError(
-            f"{without_remedy(error)}; run {repair}, which goes on with graph.json, or move "
-            f"{graph_paths.scheduler_state} away and start the scheduler with the flags it began "
-            "with, which makes all of them anew"
+            f"{without_remedy(error)}; run {graph_paths.command('fsck', '--repair')}, which goes "
+            f"on with graph.json, or move {graph_paths.scheduler_state} away and start the "
+            "scheduler with the flags it began with, which makes all of them anew"
         ) from error
     graph = open_graph(config, SkillSources(graph_paths))
     return known_skills(graph_paths, graph, SchedulerState())
@@ -287,10 +295,9 @@ def recorded_config(graph_paths: GraphPaths) -> BottomUpConfig:
 
     FileRefusedError: neither can be read. ConfigError: a value, or the environment, is unknown.
     """
-    if graph_paths.graph_json.exists() and not graph_paths.config_json.exists():
-        data = asdict(read_graph_record(graph_paths))
-    else:
-        data = records.read_document(graph_paths.config_json)
+    only_graph = graph_paths.graph_json.exists() and not graph_paths.config_json.exists()
+    record = asdict(read_graph_record(graph_paths)) if only_graph else None
+    data = record or records.read_document(graph_paths.config_json)
     try:
         config = configs.from_json(BottomUpConfig, data)
         find_game(config.ppo.env_name)
@@ -329,8 +336,8 @@ def inspect(graph_paths: GraphPaths) -> tuple[Finding, ...]:
     except FileRefusedError as error:
         what, _, remedy = str(error).partition("; ")
         return (Finding("error", what, graph_paths.manifest, remedy),)
-    at_work = daemon_of(graph_paths.daemon_lock) is not None
-    checks = (check for check in _CHECKS if not (at_work and check is _check_state))
+    left_out = [_check_state] if daemon_of(graph_paths.daemon_lock) else []
+    checks = (check for check in _CHECKS if check not in left_out)
     findings = [finding for check in checks for finding in check(graph_paths)]
     named = {finding.place for finding in findings}
     return (*findings, *(one for one in _check_links(graph_paths) if one.place not in named))
@@ -442,9 +449,8 @@ def _readers(run_paths: RunPaths) -> Iterator[tuple[Path, Callable[[], object]]]
 
 def _check_links(graph_paths: GraphPaths) -> Iterator[Finding]:
     """The dangling links in the graph's own folders; those below, other programs may have made."""
-    for path in sorted(
-        path for depth in ("*", "*/*", "*/*/*") for path in graph_paths.root.glob(depth)
-    ):
+    depths = ("*", "*/*", "*/*/*")
+    for path in sorted(path for depth in depths for path in graph_paths.root.glob(depth)):
         if path.is_symlink() and not path.exists():
             remedy = "remove it, or put back what it led to"
             yield Finding("warning", f"{path} is a link that leads nowhere", path, remedy)

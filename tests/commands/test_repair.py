@@ -45,8 +45,18 @@ def test_after_a_rollback_completed_means_that_an_expert_counts(graph_paths, cap
     assert ExpertStore(graph_paths).manifest().merged == merged
     assert statuses(graph_paths) == {WOOD: "completed", TABLE: "waiting"}
     assert fsck(capsys, graph_paths)[0] == 0
-    code, said = flowrl(capsys, "rollback", graph_paths.root, 3)
+    assert flowrl(capsys, "rollback", graph_paths.root, 3)[0] == 0
     assert frames(graph_paths) == {0: 70, 1: 20}
+    assert statuses(graph_paths) == {WOOD: "completed", TABLE: "completed"}
+    assert fsck(capsys, graph_paths)[0] == 0
+
+
+def test_a_merged_skill_that_still_waits_is_a_fault(graph_paths, capsys):
+    assert flowrl(capsys, "rollback", graph_paths.root, 1)[0] == 0
+    state = graph_paths.scheduler_state.read_bytes()
+    assert flowrl(capsys, "rollback", graph_paths.root, 3)[0] == 0
+    graph_paths.scheduler_state.write_bytes(state)  # as if it was killed before it wrote the state
+    assert "Place Table has merged expert 1, but is waiting" in fsck(capsys, graph_paths)[1]
 
 
 def test_a_rollback_that_was_killed_before_the_state_is_found_and_ended(
