@@ -118,7 +118,7 @@ def text_of(skill: Skill, reward: str) -> str:
         task_is_done=skill.is_done,
         **amounts,
     )
-    others = {key: getattr(skill, key) for key in ("floors", "provided_by", "like")}
+    others = {key: getattr(skill, key) for key in ("floors", "max_count", "provided_by", "like")}
     return skill_text(contract, reward, others)
 
 

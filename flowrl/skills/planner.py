@@ -9,15 +9,15 @@ can be provided comes before.
 comes first, so that its provider stands right before its consumer; tools that are made at the same
 place join it there; then the item whose provider needs the most other skills, so that what many
 steps need is gathered once, early. What the inventory cannot hold at once is gathered again, as
-early as possible. Then counts are the smallest that suffice, and steps that are
-superfluous are removed until none is.
+early as possible; so is what is over a skill's `max_count`, unless there is no such plan. Then
+counts are the smallest that suffice, and steps that are superfluous are removed until none is.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -59,6 +59,7 @@ class Planner:
     ephemeral: frozenset[str]
     floors: Floors
     capacity: int
+    limited: bool = True  # by each skill's `max_count`
 
     def plan(self, goal: Step) -> tuple[Step, ...]:
         """The steps that make the goal's needs true from an empty inventory, then the goal.
@@ -67,7 +68,12 @@ class Planner:
         """
         if said := excess(self.skills[goal.skill], goal.count, capacity=self.capacity):
             raise GraphError(said)
-        return self._pruned(self._ordered(goal))
+        try:
+            return self._pruned(self._ordered(goal))
+        except GraphError:
+            if not self.limited:
+                raise
+        return replace(self, limited=False).plan(goal)
 
     def _ordered(self, goal: Step) -> list[Step]:
         """The steps in order, found from the goal backwards, depth first.
@@ -188,9 +194,13 @@ class Planner:
         gainers = [name for name in self.learned.gainers.get(item, ()) if name in self.needed]
         for name in [first, *gainers] if first else gainers:
             count = count_for(self.skills[name], item, need, capacity=self.capacity)
-            if count is not None:
+            if count is not None and self._is_few(name, count):
                 return Step(skill=name, count=count)
         return None
+
+    def _is_few(self, name: str, count: int) -> bool:
+        most = self.skills[name].max_count
+        return not self.limited or most is None or count <= most
 
     def _pruned(self, steps: list[Step]) -> tuple[Step, ...]:
         counted = self._counted(steps)
@@ -227,7 +237,8 @@ class Planner:
             (_, needs, floors), skill, step = found[-1], self.skills[given.skill], given
             if not counts_floors(skill):
                 step = Step(skill=given.skill, count=self._smallest_count(given.skill, needs))
-            if any(amount.at(step.count) > self.capacity for amount in skill.gain.values()):
+            held = all(amount.at(step.count) <= self.capacity for amount in skill.gain.values())
+            if not held or not self._is_few(step.skill, step.count):
                 return None
             before = self._before(needs, floors, step)
             if before is None:

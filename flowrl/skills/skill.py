@@ -47,7 +47,7 @@ gamma gae_lambda clip_eps ent_coef vf_coef max_grad_norm coverage_bonus max_task
 """
 SKILL_SETTINGS = tuple(_SETTINGS.split())  # flags that may differ from skill to skill
 _OF_GRAPH = ("env_name", "layer_size", "activation", "sight")
-_MOST_FLOORS = 99
+_MOST_FLOORS, _MOST_AT_ONCE = 99, 1_000
 _MOST_FRAMES, _MOST_OF_SETTING = 10**12, 100_000
 _MOST_ROWS = 2**22  # of an update
 
@@ -72,7 +72,8 @@ class Skill:
     `requirements` must hold when the skill starts, `consumption` is used up, `gain` holds when it
     is done; `ephemeral` names those gains that last only while nothing moves the player. It can be
     done on `floors` of the game; without, on all, or where `on_floor` is required. A step of a plan
-    may take `max_steps` environment steps; None leaves it to `--max_task_steps`.
+    may take `max_steps` environment steps; None leaves it to `--max_task_steps`. A plan fetches at
+    most `max_count` at once, where that is possible.
     `provided_by` names the skill that an item of its needs must come from, `like` the skill whose
     expert a new one begins as a copy of, `training` the settings with which it is trained.
     """
@@ -86,6 +87,7 @@ class Skill:
     is_done: str  # source of the predicate, `def task_is_done(…)`
     reward: str  # source of the reward, `def task_reward(…)`
     floors: tuple[int, ...] = ()
+    max_count: int | None = None
     max_steps: int | None = None
     provided_by: Mapping[str, str] = field(default_factory=dict)  # item → name of a skill
     like: str | None = None
@@ -107,6 +109,7 @@ class Skill:
             "is_done": self.is_done,
             "reward": self.reward,
             **({"floors": list(self.floors)} if self.floors else {}),
+            **({} if self.max_count is None else {"max_count": self.max_count}),
             **({} if self.max_steps is None else {"max_steps": self.max_steps}),
             **({"training": dict(self.training)} if self.training else {}),
             **({"provided_by": dict(self.provided_by)} if self.provided_by else {}),
@@ -302,10 +305,6 @@ def _read_constants(constants: Mapping[str, Any], at: Callable[[str], str]) -> d
             why = "ends by itself; leave it out" if item == ON_FLOOR else "is not in gain; add it"
             what = f"ephemeral names {item!r}, which {why}"
             raise SkillError(f"{at('ephemeral')}: {what}")
-    most = constants.get("max_steps")
-    if most is not None and not (type(most) is int and 0 < most <= MOST_STEPS):
-        what = f"max_steps is not a whole number from 1 to {MOST_STEPS}; write one"
-        raise SkillError(f"{at('max_steps')}: {what}")
     needs = amounts["requirements"].keys() | amounts["consumption"].keys()
     return {
         "name": name,
@@ -313,10 +312,20 @@ def _read_constants(constants: Mapping[str, Any], at: Callable[[str], str]) -> d
         **amounts,
         "ephemeral": frozenset(ephemeral),
         "floors": _floors(constants.get("floors"), amounts, at),
-        "max_steps": most,
+        "max_count": _limit(constants, "max_count", _MOST_AT_ONCE, at),
+        "max_steps": _limit(constants, "max_steps", MOST_STEPS, at),
         **_other_skills(constants, needs, at),
         "training": _training(constants.get("training", {}), at("training")),
     }
+
+
+def _limit(
+    constants: Mapping[str, Any], key: str, most: int, at: Callable[[str], str]
+) -> int | None:
+    limit = constants.get(key)
+    if limit is None or (type(limit) is int and 0 < limit <= most):
+        return limit
+    raise SkillError(f"{at(key)}: {key} is not a whole number from 1 to {most}; write one")
 
 
 def _floors(

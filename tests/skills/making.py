@@ -18,12 +18,15 @@ def skill(
     uses: Mapping[str, object] | None = None,
     ephemeral: tuple[str, ...] = (),
     floors: Sequence[int] | None = None,
+    max_count: int | None = None,
 ) -> Skill:
     """A skill that gains, needs and uses up items, on some floors."""
     data = {"requirements": dict(needs or {}), "consumption": dict(uses or {}), "gain": dict(gain)}
     code: dict[str, object] = {"is_done": IS_DONE, "reward": REWARD}
     if floors is not None:
         code["floors"] = list(floors)
+    if max_count is not None:
+        code["max_count"] = max_count
     return skill_from_data(name, {**data, **code, "ephemeral": list(ephemeral)})
 
 

@@ -81,7 +81,7 @@ def test_planning_all_skills_of_full_craftax_is_bounded_work():
         graph = SkillGraph(load_library(FULL).values(), capacity=find_game(FULL).capacity)
         plans.update({name: graph.plan(name) for name in graph.skills})
 
-    assert lines_run(plan) < 10_000_000  # 4.7 million, which take 0.6 s
+    assert lines_run(plan) < 20_000_000  # 11 million, which take 0.7 s
     assert max(plans, key=lambda name: len(plans[name])) == "Defeat Necromancer"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -208,6 +209,41 @@ def test_a_plan_reaches_no_level_over_the_capacity_by_the_way():
     pie = skill("Pie", {"pie": 1}, uses={"berry": 2})
     assert plan([grow, farm, pie], "Pie", capacity=5) == [("Farm", 2), ("Grow", 3), ("Pie", 1)]
     assert plan([grow, farm, pie], "Pie", capacity=6) == [("Farm", 3), ("Pie", 1)]
+
+
+def test_what_is_over_the_largest_count_is_gathered_later():
+    wood = skill("Wood", {"wood": "n"}, max_count=6)
+    axe = skill("Axe", {"axe": 1}, uses={"wood": 4})
+    raft = skill("Raft", {"raft": 1}, {"axe": 1}, uses={"wood": 5})
+    assert plan([wood, axe, raft], "Raft") == [("Wood", 4), ("Axe", 1), ("Wood", 5), ("Raft", 1)]
+    free = replace(wood, max_count=None)
+    assert plan([free, axe, raft], "Raft") == [("Wood", 9), ("Axe", 1), ("Raft", 1)]
+
+
+def test_a_step_that_needs_more_than_the_largest_count_gets_it():
+    wood = skill("Wood", {"wood": "n"}, max_count=6)
+    ship = skill("Ship", {"ship": 1}, uses={"wood": 8})
+    assert plan([wood, ship], "Ship") == [("Wood", 8), ("Ship", 1)]
+    assert plan([wood], "Wood", 7) == [("Wood", 7)]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_largest_count_takes_no_plan_away_and_holds_where_it_can(seed):
+    rng = random.Random(seed)
+    library = random_library(rng)
+    limited = [replace(each, max_count=rng.choice([None, 1, 2, 4])) for each in library]
+    free, graph = SkillGraph(library), SkillGraph(limited)
+    assert graph.order() == free.order()
+    for name in free.order():
+        try:
+            whole = free.plan(name)
+        except GraphError:  # it needs more than can be carried
+            continue
+        made = graph.plan(name)
+        simulate(graph.skills, made, capacity=graph.capacity)  # raises nothing
+        counts = [(graph.skills[step.skill].max_count, step.count) for step in made[:-1]]
+        if any(most is not None and count > most for most, count in counts):
+            assert made == whole, "the limits hold for all steps of a plan, or for none"
 
 
 def random_library(rng: random.Random) -> list[Skill]:

@@ -31,6 +31,7 @@ requirements = {"wood": "2"}
 consumption = {"wood": 2}
 gain = {"near_table": "lambda n: 0*n + 1"}
 ephemeral = ["near_table"]
+max_count = 3
 max_steps = 450
 
 def task_is_done(n, inventory):
@@ -50,7 +51,7 @@ def test_a_skill_is_read_from_its_text():
     assert skill.requirements == skill.consumption == {"wood": Amount(per=0, base=2)}
     assert skill.gain == {"near_table": Amount(per=0, base=1)}
     assert skill.ephemeral == {"near_table"}
-    assert skill.max_steps == 450
+    assert (skill.max_count, skill.max_steps) == (3, 450)
     assert skill.is_done.endswith("wood  # as it was written\n    return wood >= n")
     assert skill.reward.startswith("def task_reward(inventory_diff):")
 
@@ -88,6 +89,8 @@ def test_nothing_of_a_skill_is_executed(tmp_path):
         ("max_steps = 450", "max_steps = True", "max_steps is not a whole number"),
         ("max_steps = 450", "max_steps = 3.0", "max_steps is not a whole number"),
         ("max_steps = 450", "max_steps = 9 * 50", "not a literal"),
+        ("max_count = 3", "max_count = 0", "max_count is not a whole number from 1 to 1000"),
+        ("max_count = 3", "max_count = '3'", "max_count is not a whole number"),
         ("consumption", "consumed", "did you mean consumption"),
         ("def task_reward(inventory_diff)", "def reward(inventory_diff)", "task_reward is missing"),
         ('name = "Place Table"', 'name = "A"\nname = "B"', "name appears twice"),

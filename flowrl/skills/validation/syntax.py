@@ -39,7 +39,7 @@ _NUMBER_BITS = 64  # of any whole number: Python may refuse to write or to divid
 
 CONSTANTS = (
     *("name", "description", "requirements", "consumption", "gain", "ephemeral"),
-    *("floors", "max_steps", "provided_by", "like", "training"),
+    *("floors", "max_count", "max_steps", "provided_by", "like", "training"),
 )
 _IMPORTS = ("import jax", "import jax.numpy as jnp", "from __future__ import annotations")
 

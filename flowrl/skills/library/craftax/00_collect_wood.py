@@ -5,6 +5,7 @@ requirements = {}
 consumption = {}
 gain = {"wood": "n"}
 floors = [0]
+max_count = 6  # some meadows are closed by rock and water, and a felled tree is gone
 
 
 def task_is_done(inventory, n):
