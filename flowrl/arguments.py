@@ -271,7 +271,7 @@ def value_of(kind: type, name: str, words: Sequence[str], place: str = "") -> An
         return records.from_json(argument.hint, _plain(argument.type, words))
     except (ConfigError, ValueError) as error:
         shown = f"{argument.shown} ({place})" if place else argument.shown
-        raise ConfigError(f"{shown} {error}") from error
+        raise ConfigError(f"{shown} {error}") from None
 
 
 def _print_help(kind: type, *, prog: str) -> None:
@@ -363,8 +363,7 @@ def _find(kind: type, flag: str, prog: str) -> tuple[Argument, str]:
         if flag in argument.short:
             return argument, "true"
     hint = _HINTS.get(name) or _HINTS.get(f"{prog} {name}")
-    flags = [each.name for each in known.values() if not each.positional]
-    hint = hint or f"{closest_flag(name, flags)}; see {prog} --help"
+    hint = hint or f"{closest_flag(name, known)}; see {prog} --help"
     raise ConfigError(f"{prog} has no flag {flag[:_MOST_SHOWN]}{hint}")
 
 

@@ -34,8 +34,10 @@ def by_annotation(place: str) -> Callable[[Callable[P, Returned]], Callable[P, R
             try:
                 call = inspect.signature(function).bind(*args, **named)
             except TypeError as error:
-                takes = (name for name in inspect.signature(function).parameters if name != "self")
-                raise TypeError(f"{place}: {error}; it takes {', '.join(takes)}") from None
+                known = inspect.signature(function).parameters.items()
+                takes = (f"{word}=…" if by.kind == by.KEYWORD_ONLY else word for word, by in known)
+                words = ", ".join(word for word in takes if word != "self")
+                raise TypeError(f"{place}: {error}; it takes {words}") from None
             for name in call.arguments.keys() & hints.keys():
                 said = f"{place}: {name}"
                 call.arguments[name] = value_given(said, hints[name], call.arguments[name])
@@ -56,4 +58,4 @@ def value_given(place: str, kind: Any, value: Any) -> Any:
     try:
         return given_path(value) if kind == str | Path else records.from_json(kind, value)
     except (ConfigError, records.MalformedError) as error:
-        raise ConfigError(f"{place} {error}") from error
+        raise ConfigError(f"{place} {error}") from None

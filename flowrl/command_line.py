@@ -72,16 +72,20 @@ def environment(kind: type, env: Mapping[str, str]) -> arguments.Given:
     for name in env:
         if name.startswith(_ENV) and name not in known and not _INTERNAL.fullmatch(name):
             words = [each.removeprefix(_ENV) for each in known]
-            near = difflib.get_close_matches(name.removeprefix(_ENV), words, n=1, cutoff=0.6)
+            word = name.removeprefix(_ENV)
+            meant = arguments.SYNONYMS.get(word.lower(), word).upper()
+            near = difflib.get_close_matches(meant, words, n=1, cutoff=0.6)
             other = f"; closest is {_ENV}{near[0]}" if near else ""
             raise ConfigError(f"the environment's {name} is no flag{other}; unset it, or rename it")
+        if name in known and not env[name]:
+            raise ConfigError(f"the environment's {name} is empty; give it a value, or unset it")
     names = [f"{_ENV}GRAPH", f"{_ENV}GRAPH_PATH"]
     if len({env[name] for name in names if env.get(name)}) > 1:
         raise ConfigError(f"the environment has {' and '.join(names)}; unset one of them")
     return {
         argument.name: env[name].split() if argument.many else [env[name]]
         for name, argument in known.items()
-        if env.get(name)
+        if name in env
     }
 
 
@@ -120,21 +124,22 @@ def config_file(kind: type, path: Path) -> arguments.Given:
     return given
 
 
-def toml(path: Path, *, flag: str) -> dict[str, Any]:
-    """Return the content of a TOML file, which a flag names; raises ConfigError if it is none."""
+def toml(path: Path, *, flag: str = "") -> dict[str, Any]:
+    """Return the content of a TOML file, which a flag may name, or raise ConfigError."""
+    named = f"--{flag} {path}" if flag else str(path)
     try:
         remedy = f"name a TOML file of at most {_MOST_BYTES:,} bytes{closest_file(path, '.toml')}"
         return tomllib.loads(
             storage.read_bytes(path, limit_bytes=_MOST_BYTES, remedy=remedy).decode("utf-8-sig")
         )
     except FileRefusedError as error:
-        raise ConfigError(f"--{flag} {error}") from error
+        raise ConfigError(f"--{flag} {error}" if flag else str(error)) from error
     except RecursionError as error:
         why = "its lists lie too deep; write flat ones"
-        raise ConfigError(f"--{flag} {path} cannot be read: {why}") from error
+        raise ConfigError(f"{named} cannot be read: {why}") from error
     except OSError as error:
-        raise ConfigError(f"--{flag} {path} cannot be read: {format_error(error)}") from error
+        raise ConfigError(f"{named} cannot be read: {format_error(error)}") from error
     except ValueError as error:
         remedy = "text and names of several words stand in quotes, a key once"
         why = f"it is not TOML: {error}; mend it there: a line is KEY = VALUE, {remedy}"
-        raise ConfigError(f"--{flag} {path} cannot be read: {why}") from error
+        raise ConfigError(f"{named} cannot be read: {why}") from error

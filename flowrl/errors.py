@@ -138,7 +138,7 @@ _NOT_OWN = (
     "<frozen ",
     "<string>",
 )
-_DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _UNANSWERED = frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN})
 _IO = _UNANSWERED | {errno.EROFS}
 _LIMITS = frozenset({errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM})

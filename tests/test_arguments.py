@@ -25,7 +25,7 @@ G = Path("exp/demo")
 
 
 def read(kind, line, graph=None):
-    environment = command_line.environment(BottomUpConfig, {"FLOWRL_GRAPH": graph or ""})
+    environment = command_line.environment(BottomUpConfig, {"FLOWRL_GRAPH": graph} if graph else {})
     return arguments.read(kind, line.split(), prog="flowrl x", layers={"environment": environment})[
         0
     ]

@@ -25,6 +25,8 @@ from flowrl.paths import GraphPaths, RunPaths, existing_graph, is_graph
 from flowrl.runs import read_run
 from flowrl.storage.arrays import read_tensors
 
+_NAME_ONE = "name an expert's folder, or a file *.safetensors of flowrl export"
+
 
 @dataclass(frozen=True, kw_only=True)
 class AverageCommand:
@@ -59,6 +61,8 @@ class AverageCommand:
         for expert in self.experts:
             if not expert.exists():
                 raise ConfigError(f"{expert} does not exist; name a version or a file")
+            if expert.is_file() and expert.suffix != ".safetensors":
+                raise ConfigError(f"{expert} is no expert; {_NAME_ONE}")
         given = {"trimmed": self.trimmed, "faulty": self.faulty}
         said = {name: value for name, value in given.items() if value is not None}
         rule, weights = Rule(name=self.rule, **said), self._weights()
@@ -140,10 +144,11 @@ def _read(expert: Path) -> Any:
             what = f"{expert} holds no expert"
             raise ConfigError(f"{what}; name a version in a graph, or an exported file")
         return checkpoint.load_expert(expert, checkpoint.stored_like(expert))
-    again = "name an expert's folder, or a file *.safetensors of flowrl export"
-    tree = read_tensors(storage.read_bytes(expert), place=str(expert), remedy=again)
+    tree = read_tensors(storage.read_bytes(expert), place=str(expert), remedy=_NAME_ONE)
     if odd := next((name for name in tree if not tree[name].size or _is_inside(name, tree)), None):
-        raise ExpertCorruptError(f"{expert} has {odd!r}, which is no array of an expert; {again}")
+        raise ExpertCorruptError(
+            f"{expert} has {odd!r}, which is no array of an expert; {_NAME_ONE}"
+        )
     return tree
 
 

@@ -200,7 +200,7 @@ class AddCommand(ControlCommand):
 
         Skills that are kept already are asked for again. What is refused changes nothing.
         """
-        files = skill_files(self.files)
+        files = {file.resolve(): file for file in skill_files(self.files)}.values()
         graph_paths = GraphPaths(self.graph_path)
         read_rows(graph_paths)  # the folder is a graph's
         config = recorded_config(graph_paths)

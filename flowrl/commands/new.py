@@ -110,9 +110,9 @@ class NewGameCommand:
         known = self.name in SIZES.keys() | CONTINUOUS or _OF_GYMNAX.fullmatch(self.name)
         environment = self.environment or (self.name if known else _ENVIRONMENT)
         sizes_of(environment)
-        check_output(folder)
         if os.path.lexists(folder):
             raise ConfigError(f"-o {folder} exists already; choose a new folder")
+        check_output(folder)
         timesteps = min(_TIMESTEPS, SHORT.get(environment, _TIMESTEPS + 1) - 1)
         words = {"name": self.name, "module": module, "environment": environment}
         words |= {"project": module.replace("_", "-"), "timesteps": str(timesteps)}

@@ -218,7 +218,7 @@ def read_tuned(graph_paths: GraphPaths, skill: str) -> dict[str, Any]:
     path = graph_paths.tuned_file(skill)
     if not path.exists():
         return {}
-    table = command_line.toml(path, flag="tuned")
+    table = command_line.toml(path)
     if list(table) != [skill] or not isinstance(table[skill], dict):
         raise ConfigError(f"{path} has no single table {skill!r}; run flowrl sweep forget")
     return table[skill]

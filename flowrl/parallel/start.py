@@ -25,6 +25,8 @@ from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.training_setup import live_runs
 from flowrl.paths import GraphPaths
 
+_FOR_CUDA = "pip install '.[cuda]' in flowrl's folder"
+
 CUDA_PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
 
 
@@ -82,7 +84,10 @@ def device_slots(launch: LaunchConfig, ppo: PPOConfig, *, each: int) -> dict[str
     if any(map(importlib.util.find_spec, CUDA_PLUGINS)):
         devices = visible_devices(launch.gpu_ids)
     elif launch.gpu_ids:
-        raise ConfigError("--gpu_ids needs JAX for CUDA: pip install '.[cuda]' in flowrl's folder")
+        raise ConfigError(f"--gpu_ids needs JAX for CUDA: {_FOR_CUDA}")
+    elif os.environ.get("JAX_PLATFORMS") == "cuda":
+        why = "JAX_PLATFORMS is 'cuda', and this Python has no JAX for CUDA"
+        raise ConfigError(f"{why}: unset it to train on the CPU, or {_FOR_CUDA}")
     shared = {"skills_per_gpu": launch.skills_per_gpu, "gpu_memory_mb": launch.gpu_memory_mb}
     if not devices and (given := [name for name, value in shared.items() if value]):
         raise ConfigError(f"--{given[0]} is for GPUs, and there is none; leave it out")

@@ -128,7 +128,10 @@ def screen(
     ]
     if failed and not logs:
         words = shlex.join(["flowrl", "logs", str(graph_paths.root), failed[0].skill])
-        texts = [f"\nto read a failed skill's log: {printable(words)}"]
+        again = shlex.join(["flowrl", "retry", str(graph_paths.root), failed[0].skill])
+        texts = [
+            f"\nto read a failed skill's log: {printable(words)}; to try again: {printable(again)}"
+        ]
     heading = Text(f"{root}: {tally(rows)}\n{_totals(graph_paths, rows)}")
     return Group(
         heading, *yellow, "", skill_table(rows, width), *(Text(text, style="dim") for text in texts)

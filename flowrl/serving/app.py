@@ -245,7 +245,8 @@ class Site:
         for row in read_rows(graph_paths):
             if row.skill == wanted:
                 return graph_paths, row
-        raise HTTPException(404, "there is no such skill; name one of the graph: ?skill=NAME")
+        how = "?skill=NAME" if skill is None else '{"skill": NAME}'
+        raise HTTPException(404, f"there is no such skill; name one of the graph: {how}")
 
 
 class _Connection(H11Protocol):
