@@ -127,11 +127,9 @@ def screen(
         f"\n{row.skill}, the last lines of its log:\n  " + "\n  ".join(row.log) for row in failed
     ]
     if failed and not logs:
-        words = shlex.join(["flowrl", "logs", str(graph_paths.root), failed[0].skill])
-        again = shlex.join(["flowrl", "retry", str(graph_paths.root), failed[0].skill])
-        texts = [
-            f"\nto read a failed skill's log: {printable(words)}; to try again: {printable(again)}"
-        ]
+        skill = str(graph_paths.root), failed[0].skill
+        words = (printable(shlex.join(["flowrl", word, *skill])) for word in ("logs", "retry"))
+        texts = ["\nto read a failed skill's log: {}; to try again: {}".format(*words)]
     heading = Text(f"{root}: {tally(rows)}\n{_totals(graph_paths, rows)}")
     return Group(
         heading, *yellow, "", skill_table(rows, width), *(Text(text, style="dim") for text in texts)
