@@ -56,8 +56,8 @@ def _refuse_strange(given: Any) -> None:
     if "\0" in str(given):
         raise ConfigError(f"is {str(given)!r:.100}, and no path holds a NUL; name another")
     if any(len(part.encode(errors="replace")) > _MOST_NAME_BYTES for part in str(given).split("/")):
-        long = f"is {printable(str(given))[:40]}…, with a name of over {_MOST_NAME_BYTES} bytes"
-        raise ConfigError(f"{long}; choose a shorter one")
+        what = f"is {printable(str(given))}, with a name of over {_MOST_NAME_BYTES} bytes"
+        raise ConfigError(f"{what}; choose a shorter one")
     if isinstance(given, str) and _ADDRESS.match(given):
         raise ConfigError(f"is {printable(given)}, an address; name a path of this machine")
 
