@@ -61,8 +61,6 @@ class AverageCommand:
         for expert in self.experts:
             if not expert.exists():
                 raise ConfigError(f"{expert} does not exist; name a version or a file")
-            if expert.is_file() and expert.suffix != ".safetensors":
-                raise ConfigError(f"{expert} is no expert; {_NAME_ONE}")
         given = {"trimmed": self.trimmed, "faulty": self.faulty}
         said = {name: value for name, value in given.items() if value is not None}
         rule, weights = Rule(name=self.rule, **said), self._weights()
@@ -70,6 +68,10 @@ class AverageCommand:
         if os.path.lexists(self.output):
             raise FileRefusedError(f"{self.output} exists already; name another folder")
         check_output(self.output)
+        for expert in self.experts:
+            known = is_graph(expert) or expert.suffix == ".safetensors"
+            if not known and not (expert.is_dir() and checkpoint.holds_expert(expert)):
+                raise ConfigError(f"{expert} is no expert; {_NAME_ONE}")
         origin = self._common_origin()
         trees = [_read(expert) for expert in self.experts]
         rows = [self._row(number, trees) for number in range(len(trees))]
@@ -140,9 +142,6 @@ def _read(expert: Path) -> Any:
     from flowrl.experts import checkpoint
 
     if expert.is_dir():
-        if not checkpoint.holds_expert(expert):
-            what = f"{expert} holds no expert"
-            raise ConfigError(f"{what}; name a version in a graph, or an exported file")
         return checkpoint.load_expert(expert, checkpoint.stored_like(expert))
     tree = read_tensors(storage.read_bytes(expert), place=str(expert), remedy=_NAME_ONE)
     if odd := next((name for name in tree if not tree[name].size or _is_inside(name, tree)), None):

@@ -143,6 +143,8 @@ class GraphJudging:
         if not named:
             raise ConfigError(f"{graph_paths.root} has no merged skill yet; train one first")
         archives = [store.archive_of(skill) for skill in named]
+        if len(set(archives)) < len(archives):
+            raise ConfigError("a skill is named twice, perhaps by its number; name each once")
         self._runs = {run.skill: run for run in map(read_run, archives)}
         self._results = dict(zip(self._runs, map(read_result, archives), strict=True))
         self._budget = Budget(Cost(*flags.judge_budget))

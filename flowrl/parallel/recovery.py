@@ -311,10 +311,7 @@ def recorded_config(graph_paths: GraphPaths) -> BottomUpConfig:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A fault and its repair; nothing depends on the subject of a *warning*.
-
-    Without a remedy of its own, `flowrl fsck --repair` is one.
-    """
+    """A fault; if it has no remedy, `flowrl fsck --repair` is one. A *warning* can wait."""
 
     severity: Literal["error", "warning"]
     thing: str

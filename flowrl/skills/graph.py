@@ -80,7 +80,9 @@ class SkillGraph:
         would provide what another skill has from elsewhere.
         """
         new = list(skills)
-        for skill in new:
+        for place, skill in enumerate(new):
+            if skill.name in {other.name for other in new[:place]}:
+                raise GraphError(f"two of the new skills are {skill.name!r}; rename one")
             if skill.name in self.skills:
                 raise GraphError(f"the graph has {skill.name!r} already; give it another name")
         return self._with(new, "rename what the new skill gains")

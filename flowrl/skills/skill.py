@@ -293,6 +293,8 @@ def _read_constants(constants: Mapping[str, Any], at: Callable[[str], str]) -> d
         name = display_name(name)
     except NameRefusedError as error:
         raise SkillError(f"{at('name')}: {error}; choose another") from error
+    if name.isdecimal():
+        raise SkillError(f"{at('name')}: {name} is the number of an expert; choose a name")
     amounts = {key: _amounts(constants.get(key, {}), key, at(key)) for key in AMOUNTS}
     if not any(amounts["gain"].values()) and ON_FLOOR not in amounts["gain"]:
         raise SkillError(f"{at('gain')}: gain is empty; say what the skill {name!r} yields")

@@ -91,7 +91,7 @@ def read_budget(text: str | None) -> tuple[float | None, Unit]:
     except ValueError:
         value = 0.0
     if value <= 0:
-        raise ConfigError(f"--budget {text} is neither a time, as 30m, nor frames, as 20M")
+        raise ConfigError(f"--budget {text} is no time above 0, as 30m, and no frames, as 20M")
     if not match and value < _LEAST_FRAMES:
         raise ConfigError(f"--budget {text} is {text} frames; write {text}m for minutes")
     return value, "seconds" if match else "frames"

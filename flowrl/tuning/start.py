@@ -93,7 +93,7 @@ class SweepConfig(StartConfig):
 
 def begun(graph_paths: GraphPaths, name: str = "") -> str:
     """Return the end of a message about a sweep: the closest one, or all that the graph has."""
-    there = sorted(path.name for path in graph_paths.sweeps.glob("*") if path.is_dir())
+    there = sorted(path.parent.name for path in graph_paths.sweeps.glob("*/sweep.json"))
     all_of_them = f"there are {', '.join(there)}" if there else "flowrl sweep begins one"
     return closest(name, there) or f"; {all_of_them}"
 

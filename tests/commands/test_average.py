@@ -136,7 +136,7 @@ def test_what_cannot_be_averaged_is_refused_in_one_line(tmp_path, capsys):
     assert f"{narrow} is not of the form of {good}" in refused(capsys, *common, good, narrow)
     lost = tmp_path / "lost"
     assert f"{lost} does not exist" in refused(capsys, "-o", tmp_path / "out", good, lost)
-    assert f"{tmp_path} holds no expert; name a v" in refused(capsys, *common, tmp_path, good)
+    assert f"{tmp_path} is no expert; name an expert" in refused(capsys, *common, tmp_path, good)
     assert "name two or more" in refused(capsys, *common, good)
     (tmp_path / "link").symlink_to(good)
     assert f"{tmp_path}/link is named twice" in refused(capsys, *common, good, tmp_path / "link")

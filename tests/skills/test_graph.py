@@ -112,6 +112,13 @@ def test_what_the_librarys_deepest_plan_cannot_carry_at_once_is_gathered_again()
     assert names.count("Collect Wood") == 2
 
 
+def test_two_new_skills_of_one_name_are_refused():
+    graph = SkillGraph([skill("Wood", {"wood": "n"})])
+    twice = [skill("Raft", {"raft": 1}, {"wood": 2}), skill("Raft", {"raft": 1}, {"wood": 3})]
+    with pytest.raises(GraphError, match="two of the new skills are 'Raft'; rename one"):
+        graph.plus(twice)
+
+
 def test_what_comes_one_at_a_time_is_made_anew_for_each_use():
     key = skill("Forge Key", {"key": 1})
     door = skill("Open Door", {"door": 1}, {"key": 1}, uses={"key": 1})

@@ -74,6 +74,7 @@ def test_nothing_of_a_skill_is_executed(tmp_path):
     [
         ('name = "Place Table"', 'name = ""', "empty"),
         ('name = "Place Table"', "name = 3", "name is missing or not text"),
+        ('name = "Place Table"', 'name = "3"', "3 is the number of an expert; choose a name"),
         ('name = "Place Table"', 'name = "a\\nb"', "control characters"),
         ('name = "Place Table"\n', "", "name is missing"),
         ('{"near_table": "lambda n: 0*n + 1"}', "{}", "gain is empty"),

@@ -245,7 +245,7 @@ def test_asha_ends_the_trials_that_are_behind(place, sweep):
     [
         (("--vary", "lr=log:1e-2:1e-4"), "min 0.01 must be below max 0.0001"),
         (("--vary", "layer_size=pow2:32:64"), "the same for all experts"),
-        ((*VARY[:2], "--budget=7x"), "--budget 7x is neither a time"),
+        ((*VARY[:2], "--budget=7x"), "--budget 7x is no time above 0"),
         ((*VARY[:2], "--objective=deaths=1"), "deaths is not measured here"),
         ((*VARY[:2], "--confirm=1"), "--confirm 1 confirms nothing"),
         ((*VARY[:2], "--merge_policy=eval_gate", "--merge_objective=x=1"), "x is not measured"),
