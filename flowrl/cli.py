@@ -139,8 +139,8 @@ def _run(words: Sequence[str]) -> int:
     elif rest and not os.path.exists(rest[0]):  # noqa: PTH110 - a wish may be too long for a name
         below = [each.partition(" ")[2] for each in ALL if each.startswith(f"{name} ")]
         if near := closest(rest[0], below):
-            graph = f"a new graph of that name is ./{rest[0]}"
-            raise ConfigError(f"there is no command '{name} {rest[0]}'{near}; {graph}")
+            graph = f"; a new graph of that name is ./{rest[0]}" if name in ALL else ""
+            raise ConfigError(f"there is no command '{name} {rest[0]}'{near}{graph}")
     if name in PROGRAMS:
         work = resolve_name(f"flowrl.{PROGRAMS[name]}")
         return console.run_program(f"flowrl {name}", class_of(name), work, rest)

@@ -86,6 +86,7 @@ def test_each_culprit_is_refused_and_the_others_are_approved(tmp_path):
         "return None": "task_reward returns None; return one number",
         "return {1: 0.0}": "returns a value of type dict",
         "return jnp.ones(3)": "returns shape (3,)",
+        "return jnp.ones(2)": "returns shape (2,); return one number",
         "return 0.0, jnp.ones(2)": "raises",
         "return nonsense": "raises NameError: name 'nonsense' is not defined",
         "return 0.0\nyield": "returns a value of type generator",

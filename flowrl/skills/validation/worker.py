@@ -300,6 +300,8 @@ def _traced(
         if not all(isinstance(part, _NUMBERS) for part in _parts(value)):
             what = "None" if value is None else f"a value of type {type(value).__name__}"
             raise _refused(function, f"returns {what}", _RETURN[function.name])
+        if type(value) not in (list, tuple) and (shape := jnp.shape(value)):
+            raise _refused(function, f"returns shape {shape}", _RETURN[function.name])
         return jnp.asarray(value)
 
     shapes = jax.tree.map(
