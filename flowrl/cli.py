@@ -166,9 +166,9 @@ def class_of(name: str) -> type:
 def command_of(name: str, words: Sequence[str]) -> Any:
     """Return the command with its arguments; raises ConfigError if there is none."""
     if name not in COMMANDS:
-        given, words = words, [word for word in ALL if " " not in word]
-        near = closest(name, [*words, "--version"]) or f"; there are {', '.join(words)}"
-        if late := next((word for word in given if word in ALL), None):
+        known = [word for word in ALL if " " not in word]
+        near = closest(name, [*known, "--version"]) or f"; there are {', '.join(known)}"
+        if late := next((word for word in words if word in ALL), None):
             near = f"; the command comes first: flowrl {late} …"
         raise ConfigError(f"there is no command {name!r}{_INSTEAD.get(name, near)}")
     kind = class_of(name)

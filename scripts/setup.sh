@@ -81,6 +81,7 @@ setup() {
   case "$(cat "$stamp" 2>/dev/null)" in
     *"$wanted") return ;; # with more extras, perhaps
   esac
+  # The clone from which the environment was last installed; a moved one is gone.
   other="$(sed -n 's|^[^/]*\(/.*\) [0-9]* [0-9]*$|\1|p' "$stamp" 2>/dev/null || true)"
   if [ -n "$other" ] && [ "$other" != "$FLOWRL_ROOT" ] && [ -e "$other/pyproject.toml" ]; then
     say "flowrl: $FLOWRL_VENV belongs to $other; name another folder with FLOWRL_VENV"
