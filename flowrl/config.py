@@ -320,8 +320,7 @@ class ScheduleConfig(AttemptConfig):
     min_success_rate: Share = 0.01
     """A run that spent its steps with less success than this counts as a failed attempt."""
     needs_success_rate: Share = 0.25
-    """A skill starts only when each skill that it needs succeeds at least this often; else it is
-    blocked until `flowrl train-more` has helped."""
+    """A skill starts once each skill that it needs succeeds so often; until then it is blocked."""
     skill_timesteps_budget: Frames | None = None
     """Most environment steps for one skill over all attempts; rounded up to whole updates."""
 
@@ -362,8 +361,7 @@ class LaunchConfig(Configuration):
     """The graph is on a disk of several hosts: keep schedulers of other hosts out, too; always so
     with slurm and ray."""
     slurm_args: Annotated[tuple[str, ...], Needs(launcher="slurm")] = ()
-    """Options of sbatch for every run, without dashes, e.g. --slurm_args partition=gpu gres=gpu:1
-    time=8:00:00."""
+    """Options of sbatch for every run, without dashes, as --slurm_args partition=gpu time=8:00."""
     nodes_per_run: Annotated[Count, Needs(launcher="slurm")] = 1
     """Nodes that train one run together, with a process on each; needs --sandbox none."""
     ray_address: Annotated[str, Needs(launcher="ray")] = "http://127.0.0.1:8265"
@@ -413,10 +411,12 @@ class BottomUpConfig(StartConfig):
     graph: GraphConfig = GraphConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     notify: str | None = None
-    """Command to run, without a shell, when a skill is completed or has failed, and when the graph
-    has ended. It gets a JSON line on its standard input, and 20 seconds."""
+    """Command to run, without a shell, when a skill or the graph has ended. It gets a JSON line on
+    its standard input, and 20 seconds."""
     video_after: VideoAfter = "never"
     """Film each skill once it is merged, by `flowrl play --keep` while a processor is idle."""
+    analyse_at: Share = 0.0
+    """Success that ends a skill's first run, for `flowrl analyse --apply`; another run goes on."""
     write_skills: CountOrZero = 0
     """Skills that a language model writes, one by one, once no skill is left to start."""
     write_flags: Annotated[str | None, Needs(write_skills=1)] = None

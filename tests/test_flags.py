@@ -23,7 +23,6 @@ from flowrl.launchers.tmux import TmuxLauncher
 from flowrl.llm.flow import Flow
 from flowrl.parallel import start, training, training_backend
 from flowrl.parallel.events import RunRequest
-from flowrl.parallel.feeder import Feeder
 from flowrl.parallel.scaling import Scaling
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.skill_sources import SkillSources, open_graph, skill_configs
@@ -33,7 +32,7 @@ from flowrl.paths import GraphPaths, RunPaths
 from flowrl.runs import TrainConfig, read_run
 from flowrl.skills.graph import SkillGraph
 from tests.machine import program
-from tests.parallel.making import LIBRARY, TABLE, WOOD, finish
+from tests.parallel.making import LIBRARY, TABLE, WOOD, feeder_of, finish
 from tests.parallel.scheduling import NOW
 from tests.parallel.stand_in_story import Place
 from tests.skills.making import skill_text
@@ -240,9 +239,7 @@ def strict(bench):
         scheduler.add_skills([Entry(skill=WOOD, expert=0, status=DONE)])
         for words in [], ["--strict"]:
             strict = bench.parsed(*words).graph.strict
-            sources = SkillSources(bench.graph_paths)
-            feeder = Feeder(flow, sources, scheduler, skills={}, strict=strict)
-            codes.append(feeder.exit_code())
+            codes.append(feeder_of(flow, scheduler).exit_code(strict=strict))
     assert codes == [0, 1]
 
 
@@ -270,7 +267,7 @@ def curriculum(bench):
                     file.write(json.dumps(line) + "\n")
         for words in [], ["--curriculum"]:
             scheduler.schedule = bench.parsed(*words).schedule
-            Feeder(flow, SkillSources(graph_paths), scheduler, skills={}).on_skill_failed("Other")
+            feeder_of(flow, scheduler).on_skill_failed("Other")
             entries = scheduler.state.entries
             learners = {"Rising": -57, "Flat": -97, "New": 3, "Unread": 3}
             expected = learners if words else dict.fromkeys(tried, 0)
@@ -298,8 +295,7 @@ def test_the_exit_code_counts_what_was_asked_for_and_what_is_left(
                 scheduler.add_skills([Entry(skill=name, expert=expert, status=status)])
         scheduler.stopped_on_request = stopped
         flow = SimpleNamespace(requested=(WOOD,))
-        feeder = Feeder(flow, SkillSources(bench.graph_paths), scheduler, skills={})
-        assert feeder.exit_code() == code
+        assert feeder_of(flow, scheduler).exit_code(strict=False) == code
 
 
 @arrives
@@ -586,6 +582,20 @@ def video_after(bench):
 def notify(bench):
     with pytest.raises(ConfigError, match="--notify nosuchprogram -x begins with no program"):
         bottomup_parallel.train(bench.parsed("--launcher=local", "--notify=nosuchprogram -x"))
+    assert not bench.graph_paths.root.exists()
+
+
+@arrives
+def analyse_at(bench):
+    """A skill's first run ends there; what is no success below the goal is refused."""
+    for words, goal, origin in ([], 0.8, None), (["--analyse_at=0.25"], 0.25, "--analyse_at"):
+        bench.job(*words)
+        run = read_run(bench.graph_paths.run(0, WOOD))
+        assert run.config["success_state_rate"] == goal
+        assert run.origins.get("success_state_rate") == origin
+    bench.graph_paths = GraphPaths(bench.folder / "other")
+    with pytest.raises(ConfigError, match="not below --success_state_rate"):
+        bottomup_parallel.train(bench.parsed("--launcher=local", "--analyse_at=0.9"))
     assert not bench.graph_paths.root.exists()
 
 

@@ -6,14 +6,24 @@ import ctypes
 import os
 import signal
 import subprocess
+import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from threading import Event
 
 _LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
 _LEAST = "19"  # the nice value of a session that yields to all others
+_POLL_SECONDS, _ENDING_SECONDS = 0.5, 5.0
+# Beside threads nothing of ours may run between fork and exec: the child ties itself to its parent.
+_PROGRAM = """import sys
+from flowrl.launchers.child import die_with_parent
+die_with_parent(int(sys.argv[1]))
+from flowrl import cli
+sys.exit(cli.main(sys.argv[2:]))"""
 Child = subprocess.Popen[bytes]
 
 
@@ -55,6 +65,43 @@ def reason(done: subprocess.CompletedProcess[str]) -> str:
     """Return the last line of what a program that failed has said, or its exit code."""
     lines = [line for line in done.stderr.splitlines() if line.strip()]
     return (lines or [f"exit code {done.returncode}"])[-1]
+
+
+def flowrl_words(*words: str) -> tuple[str, ...]:
+    """Return what starts a command of flowrl that the kernel kills with this process."""
+    return sys.executable, "-c", _PROGRAM, str(os.getpid()), *words
+
+
+def run_aside(
+    words: Sequence[str], *, seconds: float, leaving: Event, when_idle: bool = False
+) -> str:
+    """Run a command of flowrl from a thread; return how it failed, "" if it did not.
+
+    It is ended once it has taken so long, or `leaving` is set. OSError: it cannot be started.
+    """
+    pipe, null, said = subprocess.PIPE, subprocess.DEVNULL, None
+    until = time.monotonic() + seconds
+    child = subprocess.Popen(words, stdin=null, stdout=null, stderr=pipe, start_new_session=True)
+    if when_idle:
+        run_when_idle(child.pid)
+    while said is None and time.monotonic() < until and not leaving.is_set():
+        with suppress(subprocess.TimeoutExpired):
+            _, said = child.communicate(timeout=_POLL_SECONDS)
+    if said is None:
+        _end_session(child)
+        return f"ended after {seconds:g} seconds"
+    last = said.decode(errors="replace").strip().rpartition("\n")[2]
+    return f"exit code {child.returncode}: {last}" if child.returncode else ""
+
+
+def _end_session(child: Child) -> None:
+    """End a program that leads a session: by SIGTERM it ends what it has confined itself."""
+    child.terminate()
+    try:
+        child.communicate(timeout=_ENDING_SECONDS)
+    except subprocess.TimeoutExpired:
+        os.killpg(child.pid, signal.SIGKILL)
+        child.communicate()
 
 
 def run_when_idle(pid: int) -> None:

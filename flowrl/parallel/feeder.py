@@ -9,6 +9,7 @@ from flowrl.errors import EXIT_RESUMABLE, FileRefusedError
 from flowrl.llm.flow import Flow
 from flowrl.measures.convergence import learning_progress
 from flowrl.measures.objectives import Curve, read_curve
+from flowrl.parallel.analysing import Analyser
 from flowrl.parallel.events import Verb
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.skill_sources import SkillConfig, SkillSources
@@ -30,13 +31,13 @@ class Feeder:
         scheduler: SkillScheduler,
         *,
         skills: Mapping[str, SkillConfig],
-        strict: bool = False,
+        analyser: Analyser,
     ) -> None:
         self.skills = skills
+        self._analyser = analyser
         self._flow = flow
         self._sources = sources
         self._scheduler = scheduler
-        self._strict = strict
 
     def begin(self) -> None:
         """Report what ended before this start, hold what is not requested, add the first skills.
@@ -52,7 +53,8 @@ class Feeder:
             match entry.status:
                 case Completed() as done:
                     self._flow.on_skill_complete(entry.skill)
-                    if requested and entry.skill not in asked:
+                    wanted = requested and entry.skill not in asked
+                    if wanted and not self._analyser.skill(entry):
                         self._train_more(entry, done)
                 case Held(why=why) if requested and why == NOT_ASKED_FOR:
                     self._scheduler.ask(entry.skill, Verb.RETRY)
@@ -97,10 +99,15 @@ class Feeder:
             while skill := self._flow.next_skill():
                 self._add(*skill)
 
-    def exit_code(self) -> int:
+    def train_analysed(self) -> bool:
+        """Have analysed skills trained on; returns whether another analysis is under way."""
+        self._analyser.train_on(self._scheduler, self.skills)
+        return bool(self._analyser.under_way)
+
+    def exit_code(self, *, strict: bool) -> int:
         """0 if all requested skills are completed, else 1; 85 if `flowrl stop` left any to train.
 
-        What is held or blocked is not left: the same command would not train it. With `--strict`, a
+        What is held or blocked is not left: the same command would not train it. If `strict`, a
         skill below its goal does not count as completed.
         """
         known = self._scheduler.state.entries
@@ -108,11 +115,11 @@ class Feeder:
         completed = {
             entry.skill
             for entry in entries
-            if isinstance(entry.status, Completed)
-            and not (self._strict and entry.status.below_goal)
+            if isinstance(entry.status, Completed) and not (strict and entry.status.below_goal)
         }
         left = {entry.skill for entry in entries if isinstance(entry.status, Waiting)}
         left.update(name for name in self._flow.requested if name not in known)
+        left.update(self._analyser.under_way)
         if self._scheduler.stopped_on_request and left:
             return EXIT_RESUMABLE
         return 0 if completed.issuperset(self._flow.requested) else 1

@@ -6,18 +6,14 @@ A thread starts one `flowrl play` after another, which runs only while a process
 from __future__ import annotations
 
 import logging
-import os
-import signal
-import subprocess
 import sys
 import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import suppress
 from threading import Event
 
 from flowrl.config import VideoAfter
 from flowrl.errors import FlowrlError, format_error
-from flowrl.launchers.child import run_when_idle
+from flowrl.launchers.child import run_aside
 from flowrl.parallel.notifying import tell_failure
 from flowrl.parallel.status import Completed, Entry
 from flowrl.paths import GraphPaths, RunPaths, printable
@@ -26,7 +22,7 @@ from flowrl.runs import read_run
 FILMING = "filming"  # the notice
 _EPISODES = 2
 _POLL_SECONDS, _ARCHIVING_SECONDS = 0.5, 120.0
-_LIMIT_SECONDS, _ENDING_SECONDS = 3600.0, 5.0
+_LIMIT_SECONDS = 3600.0
 logger = logging.getLogger(__name__)
 
 
@@ -79,18 +75,7 @@ class Filmer:
         """Return why there is no film, "" if there is one."""
         words = [sys.executable, "-m", "flowrl.cli", "play", str(self._graph_paths.root)]
         words += [f"--skill={skill}", "--keep", f"--episodes={_EPISODES}"]
-        out, null, said = subprocess.PIPE, subprocess.DEVNULL, None
-        until = time.monotonic() + _LIMIT_SECONDS
-        child = subprocess.Popen(words, stdin=null, stdout=null, stderr=out, start_new_session=True)
-        run_when_idle(child.pid)
-        while said is None and time.monotonic() < until and not self._leaving.is_set():
-            with suppress(subprocess.TimeoutExpired):
-                _, said = child.communicate(timeout=_POLL_SECONDS)
-        if said is None:
-            _end(child)
-            return f"ended after {_LIMIT_SECONDS:g} seconds"
-        last = said.decode(errors="replace").strip().rpartition("\n")[2]
-        return f"exit code {child.returncode}: {last}" if child.returncode else ""
+        return run_aside(words, seconds=_LIMIT_SECONDS, leaving=self._leaving, when_idle=True)
 
 
 def _is_of(archive: RunPaths, run_id: str) -> bool:
@@ -99,13 +84,3 @@ def _is_of(archive: RunPaths, run_id: str) -> bool:
         return archive.run_json.exists() and read_run(archive).run_id == run_id
     except (FlowrlError, OSError):
         return False
-
-
-def _end(child: subprocess.Popen[bytes]) -> None:
-    """End `flowrl play`: SIGTERM lets it end the confined process, which has its own session."""
-    child.terminate()
-    try:
-        child.communicate(timeout=_ENDING_SECONDS)
-    except subprocess.TimeoutExpired:
-        os.killpg(child.pid, signal.SIGKILL)
-        child.communicate()

@@ -21,6 +21,7 @@ from flowrl.experts.repair import refuse_lost
 from flowrl.experts.store import ExpertStore
 from flowrl.launchers import sandbox
 from flowrl.llm.flow import Flow, skills_towards
+from flowrl.parallel.analysing import ANALYSING, Analyser
 from flowrl.parallel.feeder import Feeder
 from flowrl.parallel.filming import FILMING, Filmer
 from flowrl.parallel.notifying import FAILURE, Notifier
@@ -91,38 +92,33 @@ def train_graph(config: BottomUpConfig, *, screen: Screen) -> int:
     graph_paths = GraphPaths(config.graph.graph_path)
     notifier = Notifier(config.notify, graph_paths)
     filmer = Filmer(config.video_after, graph_paths)
+    analyser = Analyser(config.analyse_at, graph_paths)
     writing = Writing(config.write_skills, config.write_flags, graph_paths)
     opened = _open(graph_paths, config)
     scheduler = open_scheduler(graph_paths, config.schedule, config.launch, devices=opened.devices)
     # Nothing in the folder has changed before this line.
-    with notifier, filmer, writing, scheduler, screen(graph_paths):
+    with notifier, filmer, analyser, writing, scheduler, screen(graph_paths):
         scheduler.when_there_is_room(partial(_set_up, graph_paths, config, opened, scheduler))
+        skills = opened.skills
         backend = TrainingBackend(
             graph_paths,
             config,
             opened.graph,
             devices=opened.devices,
             confinement=opened.confinement,
-            skills=opened.skills,
+            skills=skills,
         )
         backend.merge_while(scheduler.check_lock)
-        flow = Flow(
-            opened.graph,
-            known=scheduler.state.entries,
-            target=config.graph.target_skill,
-            max_nodes=config.graph.max_nodes,
-            added=opened.sources.added - _cancelled_skills(scheduler),
-        )
-        strict = config.graph.strict
-        feeder = Feeder(flow, opened.sources, scheduler, skills=opened.skills, strict=strict)
-        end = partial(_end, scheduler, (notifier, filmer))
+        flow = _flow_of(config.graph, opened, scheduler)
+        feeder = Feeder(flow, opened.sources, scheduler, skills=skills, analyser=analyser)
+        end = partial(_end, scheduler, (notifier, filmer, analyser))
         scheduler.set_callbacks(
             backend=backend,
             on_skill_complete=partial(end, feeder.on_skill_complete),
             on_skill_failed=partial(end, feeder.on_skill_failed),
             on_add=partial(_add_kept, config, backend, feeder),
             on_retrain=partial(_take_changed, config, backend, feeder),
-            more=partial(_more_may_come, writing, flow, scheduler) if config.write_skills else None,
+            more=partial(_more_may_come, scheduler, flow, feeder, writing),
         )
         if config.schedule.auto_scaling:
             scheduler.set_callbacks(on_tick=Scaling(scheduler, backend.share_cpus).tick)
@@ -130,7 +126,7 @@ def train_graph(config: BottomUpConfig, *, screen: Screen) -> int:
         scheduler.when_there_is_room(feeder.begin)
         scheduler.run()
         scheduler.when_there_is_room(feeder.add_blocked_skills)
-        code, stopped = feeder.exit_code(), scheduler.stopped_on_request
+        code, stopped = feeder.exit_code(strict=config.graph.strict), scheduler.stopped_on_request
         notifier.tell("stopped" if stopped else "ended", exit_code=code)
         if not stopped:
             filmer.finish()
@@ -140,32 +136,32 @@ def train_graph(config: BottomUpConfig, *, screen: Screen) -> int:
 
 def _end(
     scheduler: SkillScheduler,
-    told: Iterable[Notifier | Filmer],
+    told: Iterable[Notifier | Filmer | Analyser],
     follow: Callable[[str], object],
     skill: str,
 ) -> None:
-    """Add the skills that follow from the end of one, then notify the user and film it."""
+    """Add the skills that follow from the end of one, then tell it to all who wait for that."""
     follow(skill)
     for each in told:
         each.skill(scheduler.state.entries[skill])
 
 
-def _more_may_come(writing: Writing, flow: Flow, scheduler: SkillScheduler) -> bool:
-    """Have a skill written if none is left to hand out; returns whether one may come."""
+def _more_may_come(scheduler: SkillScheduler, flow: Flow, feeder: Feeder, writing: Writing) -> bool:
+    """Have a skill written if none is left to hand out; returns whether anything may come."""
+    if feeder.train_analysed():
+        return True
     none_left = flow.next_skill() is None and not scheduler.state.stop_mode and scheduler.disk.ok
     return writing.may_come(begin=none_left)
 
 
 def _open(graph_paths: GraphPaths, config: BottomUpConfig) -> OpenedGraph:
     """Read and check all that a start needs; nothing in the folder changes."""
-    refuse_other_folder(graph_paths.root)
-    if not is_graph(graph_paths.root) and any(graph_paths.root.glob("[!.]*.py")):
-        what = f"{graph_paths.root} is no graph and has files *.py"
-        raise FileRefusedError(f"{what}; name a new folder, and this one by --skills_dir")
-    for path in (graph_paths.config_json, graph_paths.events):
-        if path.is_symlink() or (path.exists() and not path.is_file()):
-            raise FileRefusedError(f"{path} is not a plain file; move it away")
+    _refuse_folder(graph_paths)
     check_graph_record(graph_paths, config.ppo)
+    early, goal = config.analyse_at, config.ppo.success_state_rate
+    if 0 < early >= goal:
+        what = f"--analyse_at {early:g} is not below --success_state_rate {goal:g}"
+        raise ConfigError(f"{what}; lower it")
     StateFile(graph_paths.scheduler_state).load()  # refused now, or never
     merge_rule(config.graph)  # refused now, or never
     refuse_lost(ExpertStore(graph_paths))  # else completed skills would count without an expert
@@ -206,6 +202,17 @@ def _open(graph_paths: GraphPaths, config: BottomUpConfig) -> OpenedGraph:
     )
 
 
+def _refuse_folder(graph_paths: GraphPaths) -> None:
+    """Refuse a folder that is no graph's, and one whose records cannot be written."""
+    refuse_other_folder(graph_paths.root)
+    if not is_graph(graph_paths.root) and any(graph_paths.root.glob("[!.]*.py")):
+        what = f"{graph_paths.root} is no graph and has files *.py"
+        raise FileRefusedError(f"{what}; name a new folder, and this one by --skills_dir")
+    for path in (graph_paths.config_json, graph_paths.events):
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            raise FileRefusedError(f"{path} is not a plain file; move it away")
+
+
 def _set_up(
     graph_paths: GraphPaths, config: BottomUpConfig, opened: OpenedGraph, scheduler: SkillScheduler
 ) -> None:
@@ -214,7 +221,7 @@ def _set_up(
     recover_graph(graph_paths)
     scheduler.add_skills(known_skills(graph_paths, opened.graph, scheduler.state))
     record_graph(graph_paths, config.ppo)
-    for earlier in (NOTICE, FAILURE, FILMING, WRITING):
+    for earlier in (NOTICE, FAILURE, FILMING, ANALYSING, WRITING):
         notices.withdraw(graph_paths, earlier)
     if config.command:
         notices.publish(graph_paths, "command", config.command)
@@ -225,6 +232,13 @@ def _cancelled_skills(scheduler: SkillScheduler) -> set[str]:
     """The skills that a user has given up."""
     ended = {name: entry.status for name, entry in scheduler.state.entries.items()}
     return {n for n, one in ended.items() if isinstance(one, Failed) and one.why == CANCELLED}
+
+
+def _flow_of(given: GraphConfig, opened: OpenedGraph, scheduler: SkillScheduler) -> Flow:
+    """The flow of what is asked for, and of what users have added and not cancelled."""
+    added = opened.sources.added - _cancelled_skills(scheduler)
+    known, towards = scheduler.state.entries, given.target_skill
+    return Flow(opened.graph, known=known, target=towards, max_nodes=given.max_nodes, added=added)
 
 
 def _publish_requested(graph_paths: GraphPaths, flow: Flow, config: BottomUpConfig) -> None:

@@ -44,6 +44,7 @@ from flowrl.storage import records
 
 logger = logging.getLogger(__name__)
 _MORE = "flowrl train-more"  # the origin of the steps that it asked for
+_EARLY = "--analyse_at"  # the origin of the goal of a run that ends early
 _OF_BUDGET = ("total_timesteps", "average_every", "grad_sync_period")  # what is left changes them
 # A run that takes longer hangs, although it reports progress; --run_timeout overrules this.
 _LEAST_LIMIT_SECONDS, _SLOWEST_STEPS_PER_SECOND = 86_400.0, 100.0
@@ -102,15 +103,20 @@ class TrainingBackend:
 
     def prepare(self, request: RunRequest) -> Job:
         """Make a run folder from the experts that count now, and write config.json, its flags."""
+        config, trained = self._within_budget(request), self._trained()
         asked = {"total_timesteps": _MORE} if request.more_frames else {}
+        early = self._config.analyse_at
+        if request.skill not in trained and 0 < early < config.success_state_rate:
+            config = dataclasses.replace(config, success_state_rate=early)
+            asked |= {"success_state_rate": _EARLY}
         prepared = prepare_training_run(
             graph_paths=self._graph_paths,
             graph=self.graph,
             skill=request.skill,
             expert=request.expert,
             attempt=request.attempt,
-            completed=self._trained(),
-            config=self._within_budget(request),
+            completed=trained,
+            config=config,
             origins={**self._of(request.skill).origins, **asked},
             init_from=self._config.graph.init_from,
             anew=request.anew,
@@ -280,6 +286,7 @@ class TrainingBackend:
         own = configs.to_json(configs.from_json(PPOConfig, run.config))
         limited = self._config.schedule.skill_timesteps_budget is not None
         free = _OF_BUDGET if limited or run.origins.get("total_timesteps") == _MORE else ()
+        free = (*free, *(n for n, origin in run.origins.items() if origin == _EARLY))
         if said := " and ".join(other_flags(own, {n: now[n] for n in now if n not in free})):
             why = "its run goes on as it was begun"
             logger.warning("%s: %s, with %s; its next run has the new flags", run.skill, why, said)

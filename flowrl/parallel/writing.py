@@ -7,10 +7,8 @@ the inbox, and is looked at between two ticks. Transcripts tell how many skills 
 from __future__ import annotations
 
 import logging
-import os
 import shlex
 import subprocess
-import sys
 import tempfile
 from importlib.util import find_spec
 
@@ -27,12 +25,6 @@ WRITING = "writing"  # the notice
 # Contests would take the cores of the graph's own runs, and none of their experts is kept.
 _NO_CONTEST = "--candidate_timesteps=0"
 _OWN = ("graph_path", "wish", "next", "output", "env_name")
-# Beside threads nothing of ours may run between fork and exec: the child ties itself to its parent.
-_PROGRAM = """import sys
-from flowrl.launchers.child import die_with_parent
-die_with_parent(int(sys.argv[1]))
-from flowrl import cli
-sys.exit(cli.main(sys.argv[2:]))"""
 logger = logging.getLogger(__name__)
 
 
@@ -74,7 +66,7 @@ class Writing:
         if self._asks:
             logger.info("a model is asked for skill %d of %d", self._written + 1, self._wanted)
             self._said = tempfile.TemporaryFile()  # noqa: SIM115 — the child writes into it
-            words = (sys.executable, "-c", _PROGRAM, str(os.getpid()), *self._words)
+            words = child.flowrl_words(*self._words)
             out, null, both = self._said, subprocess.DEVNULL, subprocess.STDOUT
             self._child = subprocess.Popen(
                 words, stdin=null, stdout=out, stderr=both, start_new_session=True

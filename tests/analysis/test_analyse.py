@@ -7,12 +7,15 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from flowrl.analysis import command
+from flowrl.experts.store import ExpertStore
 from flowrl.paths import GraphPaths
+from flowrl.runs import read_run
 from flowrl.skills.amount import Amount
 from flowrl.skills.skill import load_skill
 from tests.analysis.wrong import HERE, LIBRARY, text_of, wrong_contracts
@@ -41,11 +44,12 @@ class Forge:
         self.graph, self.skills = folder / "graph", folder / "skills"
         self.skills.mkdir()
 
-    def train(self, *names: str, target: str | None = None) -> None:
+    def train(self, *names: str, target: str | None = None, flags: Sequence[str] = ()) -> None:
         for name in names:
             (self.skills / f"{name.replace(' ', '_')}.py").write_text(text_of(name, WRONG[name]))
         words = [f"--graph_path={self.graph}", f"--skills_dir={self.skills}", *FLAGS]
         words += [f"--target_skill={target}"] if target else []
+        words += flags
         done = self._run("flowrl.bottomup_parallel", *words)
         assert done.returncode == 0, done.stderr
 
@@ -98,6 +102,21 @@ def test_a_superfluous_need_is_found_and_taken_out(forge):
     assert told["disproofs"] == [], "twice is once"
     assert (told["least"], told["spent"]) == ({"ore": 1}, {})
     assert told["won"]["berry"] > 0.9, "some find a berry while they dig"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_contract_is_corrected_between_two_runs_of_one_skill(forge):
+    forge.train(SPARE, target=SPARE, flags=["--analyse_at=0.5"])
+    graph_paths = GraphPaths(forge.graph)
+    after = json.loads(graph_paths.skill_file(SPARE).read_text())
+    assert after["requirements"] == after["consumption"] == {}
+    version = next(
+        v for v in ExpertStore(graph_paths).manifest().experts.values() if v.skill == SPARE
+    )
+    last = read_run(graph_paths.archive(version.index, SPARE))
+    assert [step.skill for step in last.plan] == [SPARE], "its second run needs no other skill"
+    assert last.config["success_state_rate"] == 0.95
 
 
 def test_what_cannot_be_analysed_is_one_line(forge, flowrl):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from flowrl import storage
 from flowrl.config import PPOConfig
@@ -12,6 +13,10 @@ from flowrl.errors import BusyError, FileRefusedError, ResultRefusedError
 from flowrl.experts.merge import MergeRule
 from flowrl.experts.store import ExpertStore
 from flowrl.launchers.run_status import lock_held
+from flowrl.parallel.analysing import Analyser
+from flowrl.parallel.feeder import Feeder
+from flowrl.parallel.scheduler import SkillScheduler
+from flowrl.parallel.skill_sources import SkillSources
 from flowrl.parallel.training_processor import process_completed_training, recover_graph
 from flowrl.parallel.training_setup import PreparedRun, live_runs, prepare_training_run
 from flowrl.paths import GraphPaths, RunPaths
@@ -50,6 +55,13 @@ def make_skill(name: str, *, needs: tuple[str, ...] = (), gain: str = "thing", *
             **data,
         },
     )
+
+
+def feeder_of(flow: Any, scheduler: SkillScheduler) -> Feeder:
+    """A feeder that analyses nothing, of skills without settings of their own."""
+    graph_paths = scheduler.graph_paths
+    analyser = Analyser(0.0, graph_paths)
+    return Feeder(flow, SkillSources(graph_paths), scheduler, skills={}, analyser=analyser)
 
 
 def approve(graph_paths: GraphPaths, text: str) -> None:

@@ -1,7 +1,8 @@
 """A trainer without training: `python -m tests.parallel.stand_in --module_path RUN/2.py …`.
 
 It reads run.json and leaves behind what a trainer leaves, within a tenth of a second. What it does
-for a skill is ordered in `orders.json` beside the graph's folder: see `Order`.
+for a skill is ordered in `orders.json` beside the graph's folder: see `Order`. With the number of
+its parent and the words of `flowrl analyse` it stands in for that.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 
 from flowrl import runs, storage
 from flowrl.errors import EXIT_RESUMABLE
+from flowrl.launchers.child import die_with_parent
 from flowrl.paths import RunPaths
 from flowrl.runs import ExpertReport, Progress, RunResult, TrainingRun
 from tests.experts.making import SHAPES, content_digest, make_expert
@@ -35,6 +37,8 @@ class Order:
     update_seconds: float = 0.0  # until then it makes an update so often, and saves when asked
     seconds: float = 0.0  # it takes so long besides
     lingers: float = 0.0  # and lives on so long with its result
+    analysis_gate: str = ""  # its analysis ends only when this file is there
+    analysis_code: int = 0  # with this exit code
 
 
 def main(argv: list[str]) -> int:
@@ -66,6 +70,18 @@ def main(argv: list[str]) -> int:
     _finish(run_paths, run, order)
     time.sleep(order.lingers)
     return 0
+
+
+def analyse(argv: list[str]) -> int:
+    """Analyse one skill."""
+    parent, _, graph, skill, *_ = argv
+    die_with_parent(int(parent))
+    here, name = Path(graph).parent, skill.partition("=")[2]
+    storage.append_line(here / "analyses", f"{name} {' '.join(argv[4:])}")
+    order = Order(**json.loads((here / "orders.json").read_text()).get(name, {}))
+    _wait_for(here / order.analysis_gate)
+    sys.stderr.write("it was ordered to end\n")
+    return order.analysis_code
 
 
 def _tell_progress(run_paths: RunPaths, run: TrainingRun, *, updates: int) -> None:
@@ -129,4 +145,4 @@ def _finish(run_paths: RunPaths, run: TrainingRun, order: Order) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit((analyse if "analyse" in sys.argv else main)(sys.argv[1:]))

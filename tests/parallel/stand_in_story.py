@@ -23,7 +23,7 @@ from flowrl.experts.store import ExpertStore
 from flowrl.launchers import sandbox
 from flowrl.launchers.base import Job
 from flowrl.launchers.sandbox import Confinement
-from flowrl.parallel import scheduler, skill_sources, training, training_backend
+from flowrl.parallel import analysing, scheduler, skill_sources, training, training_backend
 from flowrl.parallel.events import RunRequest
 from flowrl.parallel.training_backend import TrainingBackend
 from flowrl.parallel.training_setup import PreparedRun
@@ -142,6 +142,8 @@ def replace_trainers(replace: Callable[[Any, str, Any], object]) -> None:
     It looks for requests more often, as each test that sends one waits for it.
     """
     replace(training, "TrainingBackend", StandInBackend)
+    program, parent = (sys.executable, "-m", "tests.parallel.stand_in"), str(os.getpid())
+    replace(analysing, "flowrl_words", lambda *words: (*program, parent, *words))
     for module in (sandbox, skill_sources):
         replace(module, "confinement", lambda *_, **__: Confinement())
     replace(scheduler, "_LOOK_SECONDS", LOOK_SECONDS)

@@ -17,13 +17,12 @@ from flowrl.launchers.local import LocalLauncher
 from flowrl.llm.flow import Flow
 from flowrl.parallel import health, requests
 from flowrl.parallel.events import Response, StopMode, Verb
-from flowrl.parallel.feeder import Feeder
 from flowrl.parallel.health import daemon_of
 from flowrl.parallel.requests import MOST_AT_ONCE, log_responses, send_request
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.skill_sources import SkillSources
 from flowrl.parallel.status import Completed, StopReason
-from tests.parallel.making import GRAPH, TABLE, WOOD
+from tests.parallel.making import GRAPH, TABLE, WOOD, feeder_of
 from tests.parallel.scheduling import Killed, exited, finished, lines, saved, status, words
 
 
@@ -429,7 +428,7 @@ def test_a_skill_whose_source_cannot_be_kept_now_is_added_later(tmp_path, monkey
 
     with SkillScheduler(tmp_path, launcher=LocalLauncher()) as scheduler:
         flow = Flow(GRAPH, known=(), target=WOOD if asked_later else TABLE)
-        feeder = Feeder(flow, SkillSources(scheduler.graph_paths), scheduler, skills={})
+        feeder = feeder_of(flow, scheduler)
         if asked_later:
             feeder.begin()
         monkeypatch.setattr(SkillSources, "record", record_later)
