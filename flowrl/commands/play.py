@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
+from rich.console import Console
 
 from flowrl import storage
 from flowrl.arguments import Count, GraphCommand, Needs, Seed, SkillArgument
@@ -76,8 +76,7 @@ class PlayCommand(GraphCommand):
             raise ConfigError("standard output is no terminal; name a film with -o play.gif")
         played = replace(self, graph_path=self.graph_path.absolute())._film()
         if output is None:
-            columns, rows = shutil.get_terminal_size()
-            show(played, sys.stdout, fps=self.fps, columns=columns, rows=rows)
+            show(played, Console(color_system="truecolor"), fps=self.fps)
             return 0
         content = encoded(played, output.suffix, fps=self.fps)
         if archive:

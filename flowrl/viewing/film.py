@@ -1,18 +1,21 @@
-"""Pictures as a film, mp4 or gif, or in a terminal; a leaf that loads Pillow and PyAV."""
+"""Pictures as a film, mp4 or gif, or in a terminal; a leaf that loads Pillow, rich and PyAV."""
 
 from __future__ import annotations
 
 import importlib.util
 import io
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import wrap
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
+from rich.console import Console
+from rich.control import Control
+from rich.text import Text
 
 from flowrl.errors import ConfigError, FileRefusedError
 from flowrl.paths import RunPaths, printable
@@ -136,30 +139,27 @@ def _gif(pictures: Iterable[Image.Image], holds: Iterable[float], fps: int) -> b
     return content.getvalue()
 
 
-def show(film: Film, screen: TextIO, *, fps: int, columns: int, rows: int) -> None:
-    """Play a film in a terminal of 24-bit colour, two pixels in each character."""
-    texts = _texts(film.captions, columns)
-    lines = 2 * max(1, rows - 1 - len(texts[0]))
-    screen.write("\x1b[?25l\x1b[2J")
+def show(film: Film, console: Console, *, fps: int) -> None:
+    """Play a film in a terminal: by sixel or kitty's protocol if it can, else in half blocks."""
+    from textual_image.renderable import Image as Picture  # it asks the terminal what that can do
+
+    texts = _texts(film.captions, console.width)
+    room = max(1, console.height - 1 - len(texts[0]))
+    console.show_cursor(show=False)
+    console.clear()
+    before = None
     try:
         for frame, text, hold in zip(film.frames, texts, film.holds, strict=True):
-            below = (f"{part:{columns}}" for part in text)
-            screen.write("\x1b[H" + "\n".join([*_half_blocks(frame, columns, lines), *below]))
-            screen.flush()
+            picture = Picture(Image.fromarray(frame), "auto", "auto")
+            below = Text("\n".join(part.ljust(console.width) for part in text))
+            with console:  # all at once, so that nothing flickers
+                console.control(Control.home())
+                console.print(picture, height=room)
+                console.print(below, end="")
+            if before:
+                before.cleanup()  # what the terminal keeps of it
+            before = picture
             time.sleep(1 / fps + hold)
     finally:
-        screen.write("\x1b[0m\x1b[?25h\n")
-
-
-def _half_blocks(frame: np.ndarray, columns: int, lines: int) -> Iterator[str]:
-    """The rows of characters that draw a picture within so many columns and lines of pixels."""
-    height, width = frame.shape[:2]
-    share = min(columns / width, lines / height, 1)
-    size = (max(1, int(width * share)), max(2, int(height * share) // 2 * 2))
-    pixels = np.asarray(Image.fromarray(frame).resize(size, Image.Resampling.BOX))
-    for upper, lower in zip(pixels[::2], pixels[1::2], strict=True):
-        cells = (
-            f"\x1b[38;2;{a[0]};{a[1]};{a[2]};48;2;{b[0]};{b[1]};{b[2]}m▀"
-            for a, b in zip(upper, lower, strict=True)
-        )
-        yield "".join(cells) + "\x1b[0m"
+        console.show_cursor()
+        console.print()

@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import io
+import os
 import re
+import struct
+import subprocess
+import sys
+import tempfile
+import termios
+from base64 import b64decode
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -18,7 +26,7 @@ from PIL import Image, ImageSequence
 from flowrl.agent import Agent, AgentStep
 from flowrl.errors import ConfigError, FileRefusedError, GraphError
 from flowrl.measures.episodes import EpisodesOrigin, RecordedEpisode, RecordedEpisodes
-from flowrl.viewing.film import Film, check_encoder, encoded, film_of, show
+from flowrl.viewing.film import Film, check_encoder, encoded, film_of
 from flowrl.viewing.pictures import _shown, pictures, recorded_pictures
 
 av = pytest.importorskip("av", reason="PyAV is not installed: pip install '.[video]'")
@@ -134,13 +142,11 @@ def test_the_lines_of_a_caption_are_below_every_picture_at_the_same_place():
     captions = ("step 1\nhealth 9\nwood 1", f"step 1: {'died ' * 30}\nhealth 0", "")
     film = replace(a_film(3, (40, 80)), captions=captions)
     assert len({found.shape for found in pictures_in(encoded(film, ".gif", fps=5), ".gif")}) == 1
-    screen = io.StringIO()
-    show(film, screen, fps=1000, columns=30, rows=12)
-    first, second, _ = (text.split("\n") for text in screen.getvalue().split("\x1b[H")[1:])
-    assert len(first) == len(second) <= 12
+    first, second, third = shown(film, columns=30, rows=12)
+    assert len(first) == len(second) == len(third) <= 12
     assert [line.strip() for line in first[-6:]] == ["step 1", "health 9", "wood 1", "", "", ""]
     assert second[-6].startswith("step 1: died died")
-    assert all(len(line) <= 30 for line in second[-6:-1])
+    assert all(len(line) <= 30 for line in second[-6:])
 
 
 def test_mp4_needs_its_extra(tmp_path, monkeypatch):
@@ -151,19 +157,70 @@ def test_mp4_needs_its_extra(tmp_path, monkeypatch):
         check_encoder(tmp_path / "film.mp4")
 
 
+PLAY = """import sys
+from rich.console import Console
+from flowrl.viewing.film import film_of, show
+film = film_of(open(sys.argv[1], "rb").read())
+show(film, Console(color_system="truecolor"), fps=1000)"""
+SIXEL, KITTY, PLAIN = "\x1b[?62;4c", "\x1b_Gi=1;OK\x1b\\", "\x1b[?1;2c"
+
+
+def played(film: Film, *answers: str, columns: int = 20, rows: int = 12) -> str:
+    """What a terminal gets that answers questions so; its cells have 8 × 16 pixels."""
+    frames, captions, holds = film.frames, list(film.captions), [0.0] * len(film.frames)
+    screen, terminal = os.openpty()
+    fcntl.ioctl(
+        terminal, termios.TIOCSWINSZ, struct.pack("4H", rows, columns, 8 * columns, 16 * rows)
+    )
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(packed(frames=frames, captions=captions, holds=holds))
+        file.flush()
+        words = [sys.executable, "-c", PLAY, file.name]
+        env = {name: said for name, said in os.environ.items() if name not in ("COLUMNS", "LINES")}
+        child = subprocess.Popen(words, env=env, stdin=terminal, stdout=terminal, stderr=terminal)
+        os.close(terminal)
+        said, left = "", [*answers]
+        with contextlib.suppress(OSError):  # the child has ended
+            while part := os.read(screen, 65536).decode(errors="replace"):
+                said += part
+                if left and said.rstrip("\x1b\\").endswith(("\x1b[c", ";AAAA")):
+                    os.write(screen, left.pop(0).encode())
+        os.close(screen)
+        assert child.wait() == 0, said
+    return said.replace("\r\n", "\n")
+
+
+def shown(film: Film, *, columns: int, rows: int) -> list[list[str]]:
+    """The lines of each picture in a terminal that draws nothing but characters."""
+    said = played(film, PLAIN, columns=columns, rows=rows)
+    parts = re.sub(r"\x1b\[[0-9;?]*[a-zG-Z]", "", said.replace("\x1b[H", "\0")).split("\0")
+    return [part.rstrip("\n").split("\n") for part in parts if "▀" in part]
+
+
 def test_a_terminal_shows_each_picture_within_its_size_and_is_left_as_it_was():
-    screen = io.StringIO()
-    show(a_film(3, (40, 80)), screen, fps=1000, columns=20, rows=12)
-    text = screen.getvalue()
-    assert text.startswith("\x1b[?25l")
-    assert text.endswith("\x1b[?25h\n")
-    shown = text.split("\x1b[H")[1:]
-    assert len(shown) == 3
-    for picture in shown:
-        lines = picture.split("\n")
-        assert max(line.count("▀") for line in lines) <= 20
+    said = played(a_film(3, (40, 80)), PLAIN)
+    assert said.count("\x1b[?25l") == 1
+    assert said.endswith("\x1b[?25h\n")
+    assert said.index("\x1b[38;2;0;0;0;48;2;0;0;0m▀") < said.index("\x1b[38;2;250;250;250;48;2;")
+    pictures = shown(a_film(3, (40, 80)), columns=20, rows=12)
+    assert len(pictures) == 3
+    for lines in pictures:
+        assert 0 < max(line.count("▀") for line in lines) <= 20
         assert len(lines) <= 12
-    assert "\x1b[38;2;0;0;0;48;2;0;0;0m▀" in shown[0]
+
+
+def test_a_terminal_that_can_draws_the_pixels_themselves():
+    film = a_film(3, (40, 80))
+    by_sixel, by_kitty = played(film, SIXEL), played(film, PLAIN, KITTY)
+    assert by_sixel.count("\x1bP") == 3, "a sixel picture begins so"
+    sent = re.findall(r"\x1b_G([^;]*)(?:;([^\x1b]*))?\x1b", by_kitty)
+    begun = [keys for keys, _ in sent if "f=100" in keys]
+    pictures = "".join(text for keys, text in sent if "f=100" in keys).split("iVBOR")[1:]
+    found = [np.asarray(Image.open(io.BytesIO(b64decode("iVBOR" + text)))) for text in pictures]
+    assert len(begun) >= len(found) == 3
+    assert [int(each.mean()) for each in found] == [int(each.mean()) for each in film.frames]
+    assert sum("a=d" in keys for keys, _ in sent) == 2, "it forgets all but the last"
+    assert "▀" not in by_sixel + by_kitty
 
 
 def steps_of(*places: int, success: bool = False, cause: str = "") -> list[AgentStep]:
