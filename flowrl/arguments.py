@@ -127,11 +127,12 @@ class Needs:
 
     @property
     def remedy(self) -> str:
-        """The first of the flags that would do, as it is written."""
+        """The problem and its remedy in words, by the first of the flags that would do."""
         name, values = next(iter(self.any_of.items()))
-        if isinstance(values[0], bool):
-            return f"--{name}" if values[0] else f"--no_{name}"
-        return f"--{name} {' or '.join(map(str, values))}"
+        if values[0] is False:
+            return f"does nothing with --{name}; drop one"
+        flag = name if values[0] is True else f"{name} {' or '.join(map(str, values))}"
+        return f"does nothing without --{flag}; add that, or leave it out"
 
     def met(self, values: Mapping[str, Any]) -> bool:
         """Return whether a flag has such a value; a flag that is not among `values` may have."""
@@ -260,8 +261,7 @@ def check_needs(kind: type, values: Mapping[str, Any], origins: Mapping[str, str
         if origin == "command line" or (origin == "config file" and not overruled):
             flag = f"--no_{name}" if value is False else f"--{name}"
             place = "" if origin == "command line" else f" ({origin})"
-            problem = f"{flag}{place} does nothing without {needs.remedy}"
-            raise ConfigError(f"{problem}; add that, or leave it out")
+            raise ConfigError(f"{flag}{place} {needs.remedy}")
 
 
 def value_of(kind: type, name: str, words: Sequence[str], place: str = "") -> Any:

@@ -112,6 +112,7 @@ _INSTEAD = {
     **dict.fromkeys(("dashboard", "web", "ui"), "; flowrl serve shows graphs on a web page"),
     **dict.fromkeys(("new", "init", "create"), "; flowrl new game NAME writes a game of your own"),
     **dict.fromkeys(("run", "start"), "; flowrl train starts a graph and goes on with it"),
+    "--version": "; flowrl --version takes no other word",
     **dict.fromkeys(("kill", "delete", "rm"), "; flowrl cancel ends a skill, flowrl stop a graph"),
 }
 _HEAD = """Train a graph of skills into one agent. flowrl COMMAND --help says more.

@@ -120,7 +120,7 @@ def test_the_trainers_own_flags_reach_the_other_side(change):
 
 def test_no_two_parts_of_a_configuration_have_a_flag_of_the_same_name():
     names = [item.name for item in [*fields(PPOConfig), *GRAPH_FLAGS]]
-    own = ["config", "notify", "video_after", "write_skills", "write_flags"]
+    own = ["config", "notify", "video_after", "analyse_at", "write_skills", "write_flags"]
     assert sorted([*names, *own]) == sorted(flags(BottomUpConfig()))
 
 

@@ -57,7 +57,7 @@ class ServeCommand:
             port = listener.getsockname()[1]
             name = f"[{self.host}]" if ":" in self.host else self.host
             query = f"?token={door.token}" if self.allow_control or not door.local else ""
-            shown = ", ".join(map(str, self.graph_path))
+            shown = ", ".join(dict.fromkeys(map(str, self.graph_path)))
             said = f"http://{name}:{port}/{query} shows {shown}; Ctrl-C ends it"
             sys.stdout.write(printable(said) + "\n")
             sys.stdout.flush()
