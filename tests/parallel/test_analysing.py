@@ -51,6 +51,14 @@ def test_each_skill_is_analysed_and_trained_on_once(place):
         assert last["total_timesteps"] == 10_000_000 - 100, "its first run took 100"
 
 
+def test_both_runs_together_stay_within_the_budget_of_a_skill(place):
+    words = (*WORDS, f"--target_skill={WOOD}", "--skill_timesteps_budget=500")
+    assert place.run(*words)[0] == 0
+    assert place.launches() == [WOOD, WOOD]
+    last = read_run(place.graph_paths.archive(0, WOOD)).config
+    assert last["total_timesteps"] == 500 - 100
+
+
 def test_a_run_that_did_not_come_so_far_is_not_followed_by_another(place):
     place.order({WOOD: {"success_rate": 0.05}})
     for _ in range(2):
