@@ -23,7 +23,16 @@ from flowrl.output import check_kept, check_output
 from flowrl.paths import AGENT_JSON, GraphPaths, RunPaths, existing_graph
 from flowrl.runs import read_run
 from flowrl.storage import records
-from flowrl.viewing.film import ENDINGS, Film, check_encoder, encoded, film_of, kept_film, show
+from flowrl.viewing.film import (
+    ENDINGS,
+    Film,
+    check_encoder,
+    check_terminal,
+    encoded,
+    film_of,
+    kept_film,
+    show,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +74,7 @@ class PlayCommand(GraphCommand):
 
     def __call__(self) -> int:
         """Play in a child process and write or show the film."""
-        output, archive, run = self.output, None, None
+        output, archive, run, screen = self.output, None, None, Console(color_system="truecolor")
         if self.keep:
             archive = self._archive()
             output, run = check_kept(kept_film(archive)), read_run(archive)
@@ -74,9 +83,11 @@ class PlayCommand(GraphCommand):
             check_encoder(output)
         elif not sys.stdout.isatty():
             raise ConfigError("standard output is no terminal; name a film with -o play.gif")
+        else:
+            check_terminal(screen)
         played = replace(self, graph_path=self.graph_path.absolute())._film()
         if output is None:
-            show(played, Console(color_system="truecolor"), fps=self.fps)
+            show(played, screen, fps=self.fps)
             return 0
         content = encoded(played, output.suffix, fps=self.fps)
         if archive:

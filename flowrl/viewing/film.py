@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ _LONGEST = 10.0  # seconds that a picture may stay longer
 _COLOURS = 64  # of a gif
 _SPACING = 1.4  # of lines, in sizes of the font
 _LINES = 6  # of a caption at most
+_LEAST = (20, 12)  # columns and lines of a terminal
+_MOST_SLIM = 8  # times as wide as high, or the reverse, of a picture in a terminal
 _INK, _PAPER = (230, 230, 230), (24, 24, 27)
 
 
@@ -66,6 +69,18 @@ def check_encoder(path: Path) -> None:
     """Raise ConfigError if a film of this ending needs what is not installed."""
     if path.suffix == ".mp4" and importlib.util.find_spec("av") is None:
         raise ConfigError(f"{path} needs PyAV; pip install '.[video]', or write a .gif")
+
+
+def check_terminal(console: Console) -> None:
+    """Raise ConfigError if a terminal is too small for a picture, or does not say its size."""
+    if console.is_terminal and 0 in os.get_terminal_size(console.file.fileno()):
+        problem = "the terminal does not say its size"
+        raise ConfigError(f"{problem}; try `stty rows 24 cols 80`, or name a file with -o play.gif")
+    columns, lines = _LEAST
+    if console.width < columns or console.height < lines:
+        has = f"{console.width} × {console.height}"
+        problem = f"the terminal has {has} characters, and a film needs {columns} × {lines}"
+        raise ConfigError(f"{problem}; enlarge it, or name a file with -o play.gif")
 
 
 def kept_film(archive: RunPaths) -> Path:
@@ -150,7 +165,7 @@ def show(film: Film, console: Console, *, fps: int) -> None:
     before = None
     try:
         for frame, text, hold in zip(film.frames, texts, film.holds, strict=True):
-            picture = Picture(Image.fromarray(frame), "auto", "auto")
+            picture = Picture(_not_too_slim(frame), "auto", "auto")
             below = Text("\n".join(part.ljust(console.width) for part in text))
             with console:  # all at once, so that nothing flickers
                 console.control(Control.home())
@@ -163,3 +178,12 @@ def show(film: Film, console: Console, *, fps: int) -> None:
     finally:
         console.show_cursor()
         console.print()
+
+
+def _not_too_slim(frame: np.ndarray) -> Image.Image:
+    """A picture, with a margin if it would be less than a character wide or high."""
+    height, width = frame.shape[:2]
+    size = (max(width, -(-height // _MOST_SLIM)), max(height, -(-width // _MOST_SLIM)))
+    canvas = Image.new("RGB", size, _PAPER)
+    canvas.paste(Image.fromarray(frame))
+    return canvas

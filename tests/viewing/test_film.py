@@ -22,11 +22,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageSequence
+from rich.console import Console
 
 from flowrl.agent import Agent, AgentStep
 from flowrl.errors import ConfigError, FileRefusedError, GraphError
 from flowrl.measures.episodes import EpisodesOrigin, RecordedEpisode, RecordedEpisodes
-from flowrl.viewing.film import Film, check_encoder, encoded, film_of
+from flowrl.viewing.film import Film, check_encoder, check_terminal, encoded, film_of
 from flowrl.viewing.pictures import _shown, pictures, recorded_pictures
 
 av = pytest.importorskip("av", reason="PyAV is not installed: pip install '.[video]'")
@@ -159,9 +160,10 @@ def test_mp4_needs_its_extra(tmp_path, monkeypatch):
 
 PLAY = """import sys
 from rich.console import Console
-from flowrl.viewing.film import film_of, show
-film = film_of(open(sys.argv[1], "rb").read())
-show(film, Console(color_system="truecolor"), fps=1000)"""
+from flowrl.viewing.film import check_terminal, film_of, show
+film, screen = film_of(open(sys.argv[1], "rb").read()), Console(color_system="truecolor")
+check_terminal(screen)
+show(film, screen, fps=1000)"""
 SIXEL, KITTY, PLAIN = "\x1b[?62;4c", "\x1b_Gi=1;OK\x1b\\", "\x1b[?1;2c"
 
 
@@ -207,6 +209,19 @@ def test_a_terminal_shows_each_picture_within_its_size_and_is_left_as_it_was():
     for lines in pictures:
         assert 0 < max(line.count("▀") for line in lines) <= 20
         assert len(lines) <= 12
+
+
+def test_a_small_terminal_is_refused_and_the_smallest_one_shows_any_picture():
+    for size in (19, 12), (20, 11), (1, 1):
+        with pytest.raises(ConfigError, match="a film needs 20 × 12; enlarge it"):
+            check_terminal(Console(width=size[0], height=size[1]))
+    with pytest.raises(AssertionError, match="the terminal does not say its size; try `stty rows"):
+        played(a_film(1), columns=0, rows=0)
+    check_terminal(Console(width=20, height=12))
+    for size in (1, 1), (1, 300), (300, 1):
+        film = a_film(1, size, "a [red]b[/]\n" * 9)
+        assert "▀" in played(film, PLAIN)
+        assert "\x1bP" in played(film, SIXEL)
 
 
 def test_a_terminal_that_can_draws_the_pixels_themselves():
