@@ -122,7 +122,7 @@ class PPOConfig(Configuration):
     and four median deviations, at least a second)."""
     num_steps: Count = 64
     """Steps of every environment per update."""
-    update_epochs: Count = 2
+    update_epochs: Count = 4
     """Passes over each update's data."""
     num_minibatches: Count = 8
     """Minibatches per pass."""

@@ -34,7 +34,6 @@ CONFIG = PPOConfig(
     lr=5e-3,
     num_envs=32,
     num_steps=16,
-    update_epochs=4,
     num_minibatches=4,
     layer_size=16,
     gamma=GAMMA,
