@@ -160,7 +160,7 @@ def nearest_unseen(world: World, view: tuple[int, int, int]) -> float:
 def most_rock(world: World, view: tuple[int, int, int]) -> float:
     """As `nearest_unseen`, for a player who expects rock beside rock."""
     rows, columns = world.costs.shape
-    seen = (view[0], view[1])
+    seen: Any = view[:2]
     known = np.zeros((rows, columns), bool)
     (row, column), taken = world.start, 0.0
     while taken <= max(_WITHIN) and not known.all():
@@ -170,7 +170,8 @@ def most_rock(world: World, view: tuple[int, int, int]) -> float:
         ways, before = ways_from(costs, (row, column))
         if (found := (known & world.goals).ravel()).any():
             return taken + float(ways[found].min())
-        away, nearest = distance_transform_edt(~known, return_indices=True)
+        distances: Any = distance_transform_edt(~known, return_indices=True)
+        away, nearest = distances
         says = np.exp(-away / _NEAR)
         beside = np.where(world.rock[tuple(nearest)], _LIKELY * says + 0.1, 0.1 * (1 - says))
         new = uniform_filter(np.where(known, 0.0, beside), seen, mode="constant").ravel()
