@@ -83,6 +83,8 @@ class PlayCommand(GraphCommand):
             check_encoder(output)
         elif not sys.stdout.isatty():
             raise ConfigError("standard output is no terminal; name a film with -o play.gif")
+        elif sys.stdin is None or not sys.stdin.isatty():
+            raise ConfigError("standard input is no terminal; name a film with -o play.gif")
         else:
             check_terminal(screen)
         played = replace(self, graph_path=self.graph_path.absolute())._film()

@@ -69,11 +69,12 @@ class Analyser:
                 what = f"{printable(skill)} is not analysed: {printable(problem)}"
                 tell_failure(self._graph_paths, ANALYSING, what)
             done, ppo = scheduler.state.entries[skill].status, skills[skill].ppo
+            if not isinstance(done, Completed):
+                continue  # a user was faster
             most = scheduler.schedule.skill_timesteps_budget or ppo.total_timesteps
-            if isinstance(done, Completed):  # else somebody was faster
-                left, goal = min(most, ppo.total_timesteps) - done.frames, ppo.success_state_rate
-                if left > 0:
-                    scheduler.ask(skill, Verb.TRAIN_MORE, goal=goal, number=left)
+            left, goal = min(most, ppo.total_timesteps) - done.frames, ppo.success_state_rate
+            if left > 0 and done.goal < goal:
+                scheduler.ask(skill, Verb.TRAIN_MORE, goal=goal, number=left)
 
     def _problem(self, skill: str) -> str:
         """Correct a contract; returns why that failed, "" if it did not."""

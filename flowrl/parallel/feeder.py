@@ -100,9 +100,10 @@ class Feeder:
                 self._add(*skill)
 
     def train_analysed(self) -> bool:
-        """Have analysed skills trained on; returns whether another analysis is under way."""
+        """Have analysed skills trained on; returns whether the scheduler should look again soon."""
+        waited = bool(self._analyser.under_way)
         self._analyser.train_on(self._scheduler, self.skills)
-        return bool(self._analyser.under_way)
+        return waited
 
     def exit_code(self, *, strict: bool) -> int:
         """0 if all requested skills are completed, else 1; 85 if `flowrl stop` left any to train.

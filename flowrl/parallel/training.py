@@ -162,6 +162,8 @@ def _open(graph_paths: GraphPaths, config: BottomUpConfig) -> OpenedGraph:
     if 0 < early >= goal:
         what = f"--analyse_at {early:g} is not below --success_state_rate {goal:g}"
         raise ConfigError(f"{what}; lower it")
+    if 0 < early < (least := config.schedule.min_success_rate):
+        raise ConfigError(f"--analyse_at {early:g} is below --min_success_rate {least:g}; raise it")
     StateFile(graph_paths.scheduler_state).load()  # refused now, or never
     merge_rule(config.graph)  # refused now, or never
     refuse_lost(ExpertStore(graph_paths))  # else completed skills would count without an expert

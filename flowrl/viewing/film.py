@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import io
 import os
+import sys
+import termios
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -156,6 +158,8 @@ def _gif(pictures: Iterable[Image.Image], holds: Iterable[float], fps: int) -> b
 
 def show(film: Film, console: Console, *, fps: int) -> None:
     """Play a film in a terminal: by sixel or kitty's protocol if it can, else in half blocks."""
+    if sys.stdin.isatty():
+        termios.tcflush(sys.stdin, termios.TCIFLUSH)  # keys are no answers
     from textual_image.renderable import Image as Picture  # it asks the terminal what that can do
 
     texts = _texts(film.captions, console.width)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 
 import psutil
 import pytest
@@ -34,6 +35,12 @@ def analyses(place: Place) -> list[str]:
     """The skills and flags of all analyses that were begun."""
     path = place.folder / "analyses"
     return path.read_text().splitlines() if path.exists() else []
+
+
+def analyses_now(process: psutil.Process) -> bool:
+    with suppress(psutil.Error):  # a session that has ended
+        return "analyse" in process.cmdline()
+    return False
 
 
 def test_each_skill_is_analysed_and_trained_on_once(place):
@@ -75,8 +82,7 @@ def test_an_analysis_ends_with_its_scheduler_and_the_next_start_begins_it_again(
     for number, code in enumerate((-signal.SIGKILL, EXIT_RESUMABLE), start=1):
         daemon = place.start(*words)
         until(lambda number=number: len(analyses(place)) == number)
-        children = psutil.Process(daemon.pid).children()
-        [child] = [each for each in children if "analyse" in each.cmdline()]
+        [child] = [each for each in psutil.Process(daemon.pid).children() if analyses_now(each)]
         until(lambda: place.launches()[:2] == [WOOD, TABLE])
         if code < 0:
             daemon.kill()
