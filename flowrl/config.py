@@ -361,7 +361,7 @@ class LaunchConfig(Configuration):
     """The graph is on a disk of several hosts: keep schedulers of other hosts out, too; always so
     with slurm and ray."""
     slurm_args: Annotated[tuple[str, ...], Needs(launcher="slurm")] = ()
-    """Options of sbatch for every run, without dashes, as --slurm_args partition=gpu time=8:00."""
+    """Options of sbatch for every run, without dashes, as --slurm_args partition=gpu time=480."""
     nodes_per_run: Annotated[Count, Needs(launcher="slurm")] = 1
     """Nodes that train one run together, with a process on each; needs --sandbox none."""
     ray_address: Annotated[str, Needs(launcher="ray")] = "http://127.0.0.1:8265"

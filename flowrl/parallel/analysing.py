@@ -1,7 +1,7 @@
-"""Has contracts corrected after few successes (`--analyse_at`); no other skill waits for it.
+"""Has contracts corrected after few successes (`--analyse_at`), one skill's after another.
 
 The first run of a skill ends at that success, and is merged. A thread runs `flowrl analyse
---apply`; the skill is then trained on with the frames that are left.
+--apply`; the skill is then trained on with the frames that are left. Runs go on meanwhile.
 """
 
 from __future__ import annotations
