@@ -9,7 +9,7 @@ from flowrl.errors import EXIT_RESUMABLE, FileRefusedError
 from flowrl.llm.flow import Flow
 from flowrl.measures.convergence import learning_progress
 from flowrl.measures.objectives import Curve, read_curve
-from flowrl.parallel.analysing import Analyser
+from flowrl.parallel.analysing import Analyser, ended_early
 from flowrl.parallel.events import Verb
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.skill_sources import SkillConfig, SkillSources
@@ -34,6 +34,7 @@ class Feeder:
         analyser: Analyser,
     ) -> None:
         self.skills = skills
+        self.early = set[str]()  # the skills that `train_on` has trained on
         self._analyser = analyser
         self._flow = flow
         self._sources = sources
@@ -53,8 +54,7 @@ class Feeder:
             match entry.status:
                 case Completed() as done:
                     self._flow.on_skill_complete(entry.skill)
-                    wanted = requested and entry.skill not in asked
-                    if wanted and not self._analyser.skill(entry):
+                    if requested and entry.skill not in asked:
                         self._train_more(entry, done)
                 case Held(why=why) if requested and why == NOT_ASKED_FOR:
                     self._scheduler.ask(entry.skill, Verb.RETRY)
@@ -74,6 +74,9 @@ class Feeder:
 
     def on_skill_complete(self, skill: str) -> None:
         """Add the skills that were waiting for this one; its expert is merged."""
+        entry = self._scheduler.state.entries[skill]
+        if skill in self._flow.requested and self._ended_early(entry):
+            self.early.add(skill)
         self._flow.on_skill_complete(skill)
         self.add_next_skills()
         self._prefer_learners()
@@ -99,11 +102,21 @@ class Feeder:
             while skill := self._flow.next_skill():
                 self._add(*skill)
 
-    def train_analysed(self) -> bool:
-        """Have analysed skills trained on; returns whether the scheduler should look again soon."""
-        waited = bool(self._analyser.under_way)
-        self._analyser.train_on(self._scheduler, self.skills)
-        return waited
+    def train_on(self) -> bool:
+        """Have skills trained on whose runs ended early; returns whether to look again soon.
+
+        Each waits from now on, and goes on once its contract is analysed.
+        """
+        entries, ended = self._scheduler.state.entries, self._analyser.take_ended()
+        again = bool(self.early or ended) or self._analyser.under_way
+        while self.early:
+            entry = entries[self.early.pop()]
+            if isinstance(entry.status, Completed):  # else a user was faster
+                self._train_more(entry, entry.status)
+        for skill in ended:
+            if isinstance(entries[skill].status, Waiting):
+                self._scheduler.ask(skill, Verb.RETRY)
+        return again
 
     def exit_code(self, *, strict: bool) -> int:
         """0 if all requested skills are completed, else 1; 85 if `flowrl stop` left any to train.
@@ -120,7 +133,6 @@ class Feeder:
         }
         left = {entry.skill for entry in entries if isinstance(entry.status, Waiting)}
         left.update(name for name in self._flow.requested if name not in known)
-        left.update(self._analyser.under_way)
         if self._scheduler.stopped_on_request and left:
             return EXIT_RESUMABLE
         return 0 if completed.issuperset(self._flow.requested) else 1
@@ -140,15 +152,26 @@ class Feeder:
     def _train_more(self, entry: Entry, done: Completed) -> None:
         """Train a skill on that is below the goal, if that or the budget is larger than ever.
 
-        A state that was made anew does not know them (0): nothing is larger than that.
+        A state that was made anew does not know them (0): nothing is larger than that. One whose
+        run ended early gets the frames that are left, at whatever success.
         """
         ppo, most = self.skills[entry.skill].ppo, self._scheduler.schedule.skill_timesteps_budget
         goal = ppo.success_state_rate
         budget = ppo.total_timesteps if most is None else min(ppo.total_timesteps, most)
         left = budget if most is None else min(budget, most - entry.frames_used)
         larger = 0 < done.goal < goal or 0 < done.budget < left
-        if larger and done.success_rate < goal:
-            self._scheduler.ask(entry.skill, Verb.TRAIN_MORE, goal=goal, budget=budget)
+        early = self._ended_early(entry)
+        if larger and (early or done.success_rate < goal):
+            more = max(0, budget - done.frames) if early else 0
+            self._scheduler.ask(entry.skill, Verb.TRAIN_MORE, goal=goal, budget=budget, number=more)
+
+    def _ended_early(self, entry: Entry) -> bool:
+        """Return whether the run that a skill was completed with came to `--analyse_at`."""
+        graph_paths, done, expert = self._scheduler.graph_paths, entry.status, entry.expert
+        if not isinstance(done, Completed) or done.why or expert is None:
+            return False
+        places = graph_paths.run(expert, entry.skill), graph_paths.archive(expert, entry.skill)
+        return any(ended_early(place, done.run_id) for place in places)
 
     def _add(self, name: str, skill: Skill) -> None:
         """Add a skill; of those that are ready, the one that most others need starts first."""

@@ -109,9 +109,10 @@ def train_graph(config: BottomUpConfig, *, screen: Screen) -> int:
             skills=skills,
         )
         backend.merge_while(scheduler.check_lock)
+        backend.hold_with(analyser.hold)
         flow = _flow_of(config.graph, opened, scheduler)
         feeder = Feeder(flow, opened.sources, scheduler, skills=skills, analyser=analyser)
-        end = partial(_end, scheduler, (notifier, filmer, analyser))
+        end = partial(_end, scheduler, (notifier, filmer), feeder=feeder)
         scheduler.set_callbacks(
             backend=backend,
             on_skill_complete=partial(end, feeder.on_skill_complete),
@@ -136,22 +137,27 @@ def train_graph(config: BottomUpConfig, *, screen: Screen) -> int:
 
 def _end(
     scheduler: SkillScheduler,
-    told: Iterable[Notifier | Filmer | Analyser],
+    told: Iterable[Notifier | Filmer],
     follow: Callable[[str], object],
     skill: str,
+    *,
+    feeder: Feeder,
 ) -> None:
-    """Add the skills that follow from the end of one, then tell it to all who wait for that."""
+    """Add the skills that follow from the end of one, then tell it to all who wait for that.
+
+    Nobody is told of one that is trained on at once.
+    """
     follow(skill)
-    for each in told:
-        each.skill(scheduler.state.entries[skill])
+    if skill not in feeder.early:
+        for each in told:
+            each.skill(scheduler.state.entries[skill])
 
 
 def _more_may_come(scheduler: SkillScheduler, flow: Flow, feeder: Feeder, writing: Writing) -> bool:
     """Have a skill written if none is left to hand out; returns whether anything may come."""
-    if feeder.train_analysed():
-        return True
+    trained_on = feeder.train_on()
     none_left = flow.next_skill() is None and not scheduler.state.stop_mode and scheduler.disk.ok
-    return writing.may_come(begin=none_left)
+    return writing.may_come(begin=none_left) or trained_on
 
 
 def _open(graph_paths: GraphPaths, config: BottomUpConfig) -> OpenedGraph:

@@ -18,6 +18,7 @@ from pathlib import Path
 from flowrl import runs, storage
 from flowrl.errors import EXIT_RESUMABLE
 from flowrl.launchers.child import die_with_parent
+from flowrl.parallel.analysing import was_to_end_early
 from flowrl.paths import RunPaths
 from flowrl.runs import ExpertReport, Progress, RunResult, TrainingRun
 from tests.experts.making import SHAPES, content_digest, make_expert
@@ -34,6 +35,7 @@ class Order:
     code: int = 1  # with this exit code
     gate: str = ""  # it ends only when this file is there
     success_rate: float = 0.9
+    overshoots: bool = False  # it comes to that at once, past the goal of a run that ends early
     update_seconds: float = 0.0  # until then it makes an update so often, and saves when asked
     seconds: float = 0.0  # it takes so long besides
     lingers: float = 0.0  # and lives on so long with its result
@@ -121,6 +123,9 @@ def _finish(run_paths: RunPaths, run: TrainingRun, order: Order) -> None:
         else:
             storage.copy_tree(run_paths.seed(local), target)
     storage.commit_dir(building, run_paths.finals)
+    ends = was_to_end_early(run) and not order.overshoots
+    goal = run.config["success_state_rate"] if ends else 1.0
+    success_rate = min(order.success_rate, goal)
     result = RunResult(
         run_id=run.run_id,
         frames=sum(acted.values()),
@@ -134,8 +139,8 @@ def _finish(run_paths: RunPaths, run: TrainingRun, order: Order) -> None:
             )
             for local, expert in enumerate(run.experts)
         ),
-        success_rate=order.success_rate,
-        step_success=(order.success_rate,) * len(run.plan),
+        success_rate=success_rate,
+        step_success=(success_rate,) * len(run.plan),
         mean_episode_length=40.0,
         updates=1,
         wall_seconds=0.1,

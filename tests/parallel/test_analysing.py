@@ -5,6 +5,7 @@ The real ones are in tests/analysis.
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from tests.parallel.making import TABLE, WOOD
 from tests.parallel.stand_in_story import Place, ended
 from tests.waiting import until
 
+DRINK = "Collect Drink"
 WORDS = ("--launcher=local", "--analyse_at=0.1")
 
 
@@ -66,18 +68,86 @@ def test_both_runs_together_stay_within_the_budget_of_a_skill(place):
     assert last["total_timesteps"] == 500 - 100
 
 
-def test_a_run_that_did_not_come_so_far_is_not_followed_by_another(place):
-    place.order({WOOD: {"success_rate": 0.05}})
+@pytest.mark.parametrize("rate", [0.05, 0.1])
+def test_a_run_that_spent_its_frames_is_trained_on_only_with_more(place, rate):
+    """It came to `--analyse_at` with its last frame, or not at all."""
+    place.order({WOOD: {"success_rate": rate, "acted": {"0": 10_000_000}}})
+    words = (*WORDS, f"--target_skill={WOOD}", "--strict")
     for _ in range(2):
-        assert place.run(*WORDS, f"--target_skill={WOOD}")[0] == 0
+        assert place.run(*words)[0] == 1, "it is below the whole goal"
     assert place.launches() == [WOOD]
+    place.order()
+    assert place.run(*words, "--total_timesteps=20_000_000")[0] == 0
+    assert place.launches() == [WOOD, WOOD]
     assert analyses(place) == []
+
+
+def test_a_run_that_came_to_the_whole_goal_at_once_is_analysed_as_any_other(place):
+    place.order({WOOD: {"overshoots": True}})
+    for _ in range(2):
+        assert place.run(*WORDS, f"--target_skill={WOOD}", "--strict")[0] == 0
+    assert place.launches() == [WOOD, WOOD]
+    assert len(analyses(place)) == 1
+
+
+@pytest.mark.parametrize("words", [(), ("--analyse_at=0.2",)])
+def test_a_run_goes_on_whatever_a_later_start_says_of_analyses(place, words):
+    place.order({WOOD: {"gate": "trained"}})
+    target = ("--launcher=local", f"--target_skill={WOOD}", "--strict")
+    daemon = place.start(*WORDS, f"--target_skill={WOOD}")
+    until(place.launches)
+    daemon.kill()
+    assert ended(daemon)[0] == -signal.SIGKILL
+    later = place.start(*target, *words)
+    until(lambda: place.statuses().get(WOOD) == "running")
+    place.open("trained")
+    assert ended(later)[0] == 0
+    assert place.launches() == [WOOD, WOOD]
+    assert len(analyses(place)) == len(words)
+    last = read_run(place.graph_paths.archive(0, WOOD))
+    assert last.config["success_state_rate"] == 0.8
+    assert last.origins["total_timesteps"] == "--analyse_at"
+
+
+def test_a_skill_that_a_start_does_not_ask_for_is_not_analysed(place):
+    place.order({WOOD: {"gate": "trained"}})
+    daemon = place.start(*WORDS, f"--target_skill={WOOD}")
+    until(place.launches)
+    daemon.kill()
+    assert ended(daemon)[0] == -signal.SIGKILL
+    place.open("trained")
+    assert place.run(*WORDS, f"--target_skill={DRINK}")[0] == 0
+    assert place.launches() == [WOOD, DRINK, DRINK]
+    assert place.run(*WORDS, f"--target_skill={WOOD}")[0] == 0
+    assert place.launches() == [WOOD, DRINK, DRINK, WOOD]
+
+
+def test_a_skill_that_is_analysed_can_be_paused_and_is_told_of_once(place):
+    """`flowrl status` says what it waits for."""
+    place.order({WOOD: {"analysis_gate": "analysed"}})
+    told = place.folder / "told"
+    notify = f"--notify=tee -a {told}"
+    daemon = place.start(*WORDS, f"--target_skill={WOOD}", notify)
+    until(lambda: "analysed" in str(place.lines().get(WOOD, {}).get("why")))
+    graph = str(place.graph_paths.root)
+    pause = [sys.executable, "-m", "flowrl", "pause", graph, "--all"]
+    subprocess.run(pause, check=True)
+    until(lambda: place.statuses()[WOOD] == "held")
+    place.open("analysed")
+    assert ended(daemon)[0] == 1
+    assert place.launches() == [WOOD]
+    subprocess.run([sys.executable, "-m", "flowrl", "resume", graph, "--all"], check=True)
+    assert place.run(*WORDS, f"--target_skill={WOOD}", notify)[0] == 0
+    assert place.launches() == [WOOD, WOOD]
+    lines = [json.loads(line) for line in told.read_text().splitlines()]
+    assert [line["event"] for line in lines] == ["ended", "completed", "ended"]
+    assert lines[1]["success_rate"] == 0.9
 
 
 def test_an_analysis_ends_with_its_scheduler_and_the_next_start_begins_it_again(place):
     """One is killed, one is stopped; the skill that waits for its need goes on meanwhile."""
     place.order({WOOD: {"analysis_gate": "analysed"}})
-    words = (*WORDS, f"--target_skill={TABLE}")
+    words = (*WORDS, f"--target_skill={TABLE}", "--needs_success_rate=0.1")
     stop = [sys.executable, "-m", "flowrl", "stop", str(place.graph_paths.root)]
     for number, code in enumerate((-signal.SIGKILL, EXIT_RESUMABLE), start=1):
         daemon = place.start(*words)
