@@ -116,6 +116,7 @@ class TrainingRun:
     approvals: tuple[CodeApproval, ...] = ()  # on the functions of its plan's steps
     anew: bool = False  # its own expert, although trained before, begins as a new one
     copied: ExpertVersion | None = None  # of which its own expert begins as a copy
+    goal: Share = 0.0  # of its skill, if its config has a lower one, at which it ends early
 
     @property
     def trained(self) -> tuple[int, ...]:

@@ -1,8 +1,7 @@
 """Has contracts corrected after few successes (`--analyse_at`), one skill's after another.
 
-The first run of a skill ends at that success, and is merged. The skill is then to be trained on
-with the frames that are left, and waits until a thread has run `flowrl analyse --apply`. Other runs
-go on meanwhile.
+The first run of a skill ends at that success, and is merged. A thread runs `flowrl analyse
+--apply`; the skill is then trained on with the frames that are left. Runs go on meanwhile.
 """
 
 from __future__ import annotations
@@ -10,29 +9,28 @@ from __future__ import annotations
 import logging
 import math
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from threading import Event
 
-from flowrl.errors import BusyError, FileRefusedError, format_error
+from flowrl import notices
+from flowrl.errors import FileRefusedError, format_error
 from flowrl.launchers.child import flowrl_words, run_aside
-from flowrl.parallel.events import RunRequest
-from flowrl.parallel.notifying import tell_failure
 from flowrl.paths import GraphPaths, RunPaths, printable
-from flowrl.runs import TrainingRun, read_result, read_run
+from flowrl.runs import read_result, read_run
 
 ANALYSING = "analysing"  # the notice
-EARLY = "--analyse_at"  # the origin of the goal of a run that ends early
 _SUCCESSES, _LEAST_EPISODES = 48, 256  # so many on average; a disproof takes 32
 _LIMIT_SECONDS = 3600.0
 logger = logging.getLogger(__name__)
 
 
 class Analyser:
-    """Has skills analysed whose first run ended at `success`, if that is above 0."""
+    """Has skills analysed whose first run ended at `success`; with 0 none is."""
 
     def __init__(self, success: float, graph_paths: GraphPaths) -> None:
         self._success, self._graph_paths = success, graph_paths
         self._pool, self._jobs = ThreadPoolExecutor(1), dict[str, Future[str]]()
-        self._analysed = set[str]()
+        self._problems: list[str] = []
         self._leaving = Event()
 
     def __enter__(self) -> Analyser:
@@ -44,34 +42,32 @@ class Analyser:
         self._pool.shutdown(cancel_futures=True)
 
     @property
-    def under_way(self) -> bool:
-        """True if an analysis has not been taken by `take_ended` yet."""
-        return bool(self._jobs)
+    def under_way(self) -> frozenset[str]:
+        """The skills that are to be trained on."""
+        return frozenset(self._jobs)
 
-    def hold(self, request: RunRequest) -> None:
-        """Raise BusyError until the contract of a skill whose last run ended early is analysed."""
-        skill = request.skill
-        if not self._success or request.anew or skill in self._analysed:
-            return
+    def begin(self, skill: str) -> None:
+        """Have a skill analysed, unless it is under way."""
         if skill not in self._jobs:
-            if not ended_early(self._graph_paths.archive(request.expert, skill)):
-                return
-            logger.info("%s: its contract is analysed", skill)
             self._jobs[skill] = self._pool.submit(self._problem, skill)
-        raise BusyError("its contract is analysed first")
+            self._tell()
 
     def take_ended(self) -> list[str]:
-        """Return the skills analysed since the last call; a failure is the notice."""
+        """Return the skills that are to be trained on now; what has failed is in the notice."""
         ended = [skill for skill, job in self._jobs.items() if job.done()]
         for skill in ended:
             if problem := self._jobs.pop(skill).result():
-                what = f"{printable(skill)} is not analysed: {printable(problem)}"
-                tell_failure(self._graph_paths, ANALYSING, what)
-        self._analysed.update(ended)
+                logger.warning("%s is not analysed: %s", skill, problem)
+                self._problems.append(f"{printable(skill)} is not analysed: {printable(problem)}")
+        if ended:
+            self._tell()
         return ended
 
     def _problem(self, skill: str) -> str:
         """Correct a contract; returns why that failed, "" if it did not."""
+        if not self._success:
+            return ""
+        logger.info("%s: its contract is analysed", skill)
         episodes = max(_LEAST_EPISODES, math.ceil(_SUCCESSES / self._success))
         words = ("analyse", str(self._graph_paths.root), f"--skill={skill}", "--apply")
         words = flowrl_words(*words, f"--episodes={episodes}")
@@ -79,6 +75,17 @@ class Analyser:
             return run_aside(words, seconds=_LIMIT_SECONDS, leaving=self._leaving)
         except OSError as error:
             return format_error(error)
+
+    def _tell(self) -> None:
+        """Let `flowrl status` say what is analysed now, and what has failed."""
+        skills = ", ".join(map(printable, self._jobs)) if self._success else ""
+        now = [f"analysed now: {skills}"] if skills else []
+        text = "; ".join([*self._problems, *now])
+        with suppress(OSError):  # a full disk; the log has it
+            if text:
+                notices.publish(self._graph_paths, ANALYSING, text)
+            else:
+                notices.withdraw(self._graph_paths, ANALYSING)
 
 
 def ended_early(run_paths: RunPaths, run_id: str | None = None) -> bool:
@@ -90,20 +97,6 @@ def ended_early(run_paths: RunPaths, run_id: str | None = None) -> bool:
         run, result = read_run(run_paths), read_result(run_paths)
     except FileRefusedError:
         return False
-    goal, budget = run.config["success_state_rate"], run.config["total_timesteps"]
-    came = result.success_rate >= goal and result.frames < budget
-    return was_to_end_early(run) and came and run_id in (None, run.run_id)
-
-
-def fell_short(run_paths: RunPaths) -> bool:
-    """Return whether a merged run was to end early, but spent its frames or was ended before."""
-    try:
-        run = read_run(run_paths)
-    except FileRefusedError:
-        return False
-    return was_to_end_early(run) and not ended_early(run_paths)
-
-
-def was_to_end_early(run: TrainingRun) -> bool:
-    """Return whether the goal of a run is `--analyse_at`."""
-    return run.origins.get("success_state_rate") == EARLY
+    came = result.success_rate >= run.config["success_state_rate"]
+    left = result.frames < run.config["total_timesteps"]
+    return run.goal > 0 and came and left and run_id in (None, run.run_id)

@@ -34,7 +34,6 @@ class Feeder:
         analyser: Analyser,
     ) -> None:
         self.skills = skills
-        self.early = set[str]()  # the skills that `train_on` has trained on
         self._analyser = analyser
         self._flow = flow
         self._sources = sources
@@ -75,8 +74,8 @@ class Feeder:
     def on_skill_complete(self, skill: str) -> None:
         """Add the skills that were waiting for this one; its expert is merged."""
         entry = self._scheduler.state.entries[skill]
-        if skill in self._flow.requested and self._ended_early(entry):
-            self.early.add(skill)
+        if skill in self._flow.requested and self._goes_on(entry):
+            self._analyser.begin(skill)
         self._flow.on_skill_complete(skill)
         self.add_next_skills()
         self._prefer_learners()
@@ -103,20 +102,13 @@ class Feeder:
                 self._add(*skill)
 
     def train_on(self) -> bool:
-        """Have skills trained on whose runs ended early; returns whether to look again soon.
-
-        Each waits from now on, and goes on once its contract is analysed.
-        """
-        entries, ended = self._scheduler.state.entries, self._analyser.take_ended()
-        again = bool(self.early or ended) or self._analyser.under_way
-        while self.early:
-            entry = entries[self.early.pop()]
-            if isinstance(entry.status, Completed):  # else a user was faster
-                self._train_more(entry, entry.status)
-        for skill in ended:
-            if isinstance(entries[skill].status, Waiting):
-                self._scheduler.ask(skill, Verb.RETRY)
-        return again
+        """Have analysed skills trained on; returns whether the scheduler should look again soon."""
+        waited = bool(self._analyser.under_way)
+        for skill in self._analyser.take_ended():
+            if self._goes_on(self._scheduler.state.entries[skill]):  # else a user was faster
+                budget, _ = self._budget(skill)
+                self._scheduler.ask(skill, Verb.TRAIN_MORE, budget=budget)
+        return waited
 
     def exit_code(self, *, strict: bool) -> int:
         """0 if all requested skills are completed, else 1; 85 if `flowrl stop` left any to train.
@@ -133,6 +125,7 @@ class Feeder:
         }
         left = {entry.skill for entry in entries if isinstance(entry.status, Waiting)}
         left.update(name for name in self._flow.requested if name not in known)
+        left.update(self._analyser.under_way)
         if self._scheduler.stopped_on_request and left:
             return EXIT_RESUMABLE
         return 0 if completed.issuperset(self._flow.requested) else 1
@@ -153,25 +146,34 @@ class Feeder:
         """Train a skill on that is below the goal, if that or the budget is larger than ever.
 
         A state that was made anew does not know them (0): nothing is larger than that. One whose
-        run ended early gets the frames that are left, at whatever success.
+        run ended early is analysed first.
         """
-        ppo, most = self.skills[entry.skill].ppo, self._scheduler.schedule.skill_timesteps_budget
-        goal = ppo.success_state_rate
-        budget = ppo.total_timesteps if most is None else min(ppo.total_timesteps, most)
-        left = budget if most is None else min(budget, most - entry.frames_used)
+        if self._goes_on(entry):
+            self._analyser.begin(entry.skill)
+            return
+        goal = self.skills[entry.skill].ppo.success_state_rate
+        budget, left = self._budget(entry.skill)
         larger = 0 < done.goal < goal or 0 < done.budget < left
-        early = self._ended_early(entry)
-        if larger and (early or done.success_rate < goal):
-            more = max(0, budget - done.frames) if early else 0
-            self._scheduler.ask(entry.skill, Verb.TRAIN_MORE, goal=goal, budget=budget, number=more)
+        if larger and done.success_rate < goal:
+            self._scheduler.ask(entry.skill, Verb.TRAIN_MORE, goal=goal, budget=budget)
 
-    def _ended_early(self, entry: Entry) -> bool:
-        """Return whether the run that a skill was completed with came to `--analyse_at`."""
-        graph_paths, done, expert = self._scheduler.graph_paths, entry.status, entry.expert
+    def _budget(self, skill: str) -> tuple[int, int]:
+        """The frames of a skill's next run at most, and those that its attempts leave of them."""
+        frames = self.skills[skill].ppo.total_timesteps
+        most = self._scheduler.schedule.skill_timesteps_budget
+        budget = frames if most is None else min(frames, most)
+        used = self._scheduler.state.entries[skill].frames_used
+        return budget, budget if most is None else min(budget, most - used)
+
+    def _goes_on(self, entry: Entry) -> bool:
+        """Return whether a skill's last run ended early, and it is to have the frames left."""
+        done, expert = entry.status, entry.expert
         if not isinstance(done, Completed) or done.why or expert is None:
             return False
+        graph_paths = self._scheduler.graph_paths
         places = graph_paths.run(expert, entry.skill), graph_paths.archive(expert, entry.skill)
-        return any(ended_early(place, done.run_id) for place in places)
+        early = any(ended_early(place, done.run_id) for place in places)
+        return early and done.frames < self._budget(entry.skill)[1]
 
     def _add(self, name: str, skill: Skill) -> None:
         """Add a skill; of those that are ready, the one that most others need starts first."""

@@ -158,7 +158,7 @@ def _completed(graph_paths: GraphPaths, version: ExpertVersion, manifest: Manife
                 success_rate=result.success_rate,
                 wall_seconds=result.wall_seconds,
                 at=_written(run_paths.run_json),
-                goal=config.success_state_rate,
+                goal=run.goal or config.success_state_rate,
                 budget=config.total_timesteps,
             )
     logger.warning("%s has no record of %s: its time counts as 0", archive.folder, version.version)

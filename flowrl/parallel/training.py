@@ -109,10 +109,9 @@ def train_graph(config: BottomUpConfig, *, screen: Screen) -> int:
             skills=skills,
         )
         backend.merge_while(scheduler.check_lock)
-        backend.hold_with(analyser.hold)
         flow = _flow_of(config.graph, opened, scheduler)
         feeder = Feeder(flow, opened.sources, scheduler, skills=skills, analyser=analyser)
-        end = partial(_end, scheduler, (notifier, filmer), feeder=feeder)
+        end = partial(_end, scheduler, (notifier, filmer), analyser=analyser)
         scheduler.set_callbacks(
             backend=backend,
             on_skill_complete=partial(end, feeder.on_skill_complete),
@@ -141,14 +140,14 @@ def _end(
     follow: Callable[[str], object],
     skill: str,
     *,
-    feeder: Feeder,
+    analyser: Analyser,
 ) -> None:
     """Add the skills that follow from the end of one, then tell it to all who wait for that.
 
-    Nobody is told of one that is trained on at once.
+    Nobody is told of one that is trained on.
     """
     follow(skill)
-    if skill not in feeder.early:
+    if skill not in analyser.under_way:
         for each in told:
             each.skill(scheduler.state.entries[skill])
 

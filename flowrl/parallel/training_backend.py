@@ -26,7 +26,7 @@ from flowrl.launchers.claims import remove_claim
 from flowrl.launchers.run_status import lock_held, request_stop
 from flowrl.measures.objectives import EPISODE_MEASURES, parse_objective
 from flowrl.parallel import comparisons
-from flowrl.parallel.analysing import EARLY, ended_early, fell_short
+from flowrl.parallel.analysing import ended_early
 from flowrl.parallel.events import RunRequest
 from flowrl.parallel.skill_sources import SkillConfig, for_skill
 from flowrl.parallel.training_processor import archive_run, merge_run
@@ -45,6 +45,7 @@ from flowrl.storage import records
 
 logger = logging.getLogger(__name__)
 _MORE = "flowrl train-more"  # the origin of the steps that it asked for
+_EARLY = "--analyse_at"  # the origin of the goal of a run that ends early, and of what is left then
 _OF_BUDGET = ("total_timesteps", "average_every", "grad_sync_period")  # what is left changes them
 # A run that takes longer hangs, although it reports progress; --run_timeout overrules this.
 _LEAST_LIMIT_SECONDS, _SLOWEST_STEPS_PER_SECOND = 86_400.0, 100.0
@@ -92,11 +93,6 @@ class TrainingBackend:
         self._store = ExpertStore(graph_paths)
         self._compared: set[str] = set()  # runs whose settings were compared with this start's
         self._rule = merge_rule(config.graph)
-        self._hold: Callable[[RunRequest], object] = lambda _: None
-
-    def hold_with(self, hold: Callable[[RunRequest], object]) -> None:
-        """Ask `hold` before each run is prepared: by BusyError it has that tried again later."""
-        self._hold = hold
 
     def merge_while(self, still_ours: Callable[[], object]) -> None:
         """Ask `still_ours` before each merge counts: it raises an error once others may merge."""
@@ -108,16 +104,15 @@ class TrainingBackend:
 
     def prepare(self, request: RunRequest) -> Job:
         """Make a run folder from the experts that count now, and write config.json, its flags."""
-        self._hold(request)
-        config, trained = self._within_budget(request), self._trained()
-        asked = {}
-        if request.more_frames:
-            again = ended_early(self._graph_paths.archive(request.expert, request.skill))
-            asked["total_timesteps"] = EARLY if again else _MORE
+        spent, trained = self._spent(request), self._trained()
+        config, goal, asked = self._within_budget(request, spent), 0.0, {}
+        if request.more_frames or spent:
+            asked["total_timesteps"] = _MORE if request.more_frames else _EARLY
         early = self._config.analyse_at
         if request.skill not in trained and 0 < early < config.success_state_rate:
+            goal = config.success_state_rate
             config = dataclasses.replace(config, success_state_rate=early)
-            asked["success_state_rate"] = EARLY
+            asked["success_state_rate"] = _EARLY
         prepared = prepare_training_run(
             graph_paths=self._graph_paths,
             graph=self.graph,
@@ -129,6 +124,7 @@ class TrainingBackend:
             origins={**self._of(request.skill).origins, **asked},
             init_from=self._config.graph.init_from,
             anew=request.anew,
+            goal=goal,
         )
         records.write(self._graph_paths.config_json, configs.to_json(self._config))
         return self.job_of(prepared, request)
@@ -164,24 +160,15 @@ class TrainingBackend:
         return self.job_of(prepared, request)
 
     def merge(self, request: RunRequest) -> Mapping[str, Any]:
-        """Merge the run's experts into the global checkpoint, exactly once.
-
-        One that was to end early, but spent its frames or was ended, falls short of the whole goal.
-        """
-        run_paths = self._graph_paths.run(request.expert, request.skill)
-        merged = merge_run(
+        """Merge the run's experts into the global checkpoint, exactly once."""
+        return merge_run(
             self._store,
-            run_paths,
+            self._graph_paths.run(request.expert, request.skill),
             request.skill,
             accounting=self._config.ppo.frame_accounting,
             rule=self._rule,
             confinement=self.confinement,
         )
-        archive = self._graph_paths.archive(request.expert, request.skill)
-        ended = run_paths if run_paths.folder.is_dir() else archive
-        if fell_short(ended):
-            merged["goal"] = self._of(request.skill).ppo.success_state_rate
-        return merged
 
     def archived_result(self, request: RunRequest) -> RunResult | None:
         """The result of a run that was merged by hand, or after the state was last saved."""
@@ -304,7 +291,7 @@ class TrainingBackend:
         own = configs.to_json(configs.from_json(PPOConfig, run.config))
         limited = self._config.schedule.skill_timesteps_budget is not None
         free = _OF_BUDGET if limited or run.origins.get("total_timesteps") == _MORE else ()
-        free = (*free, *(n for n, origin in run.origins.items() if origin == EARLY))
+        free = (*free, *(n for n, origin in run.origins.items() if origin == _EARLY))
         if said := " and ".join(other_flags(own, {n: now[n] for n in now if n not in free})):
             why = "its run goes on as it was begun"
             logger.warning("%s: %s, with %s; its next run has the new flags", run.skill, why, said)
@@ -316,10 +303,16 @@ class TrainingBackend:
     def _of(self, skill: str) -> SkillConfig:
         return self.skills.get(skill) or for_skill(self._config, of_file={}, of_toml={})
 
-    def _within_budget(self, request: RunRequest) -> PPOConfig:
+    def _spent(self, request: RunRequest) -> int:
+        """The frames of the skill's last run, if it ended early and this one has what is left."""
+        archive = self._graph_paths.archive(request.expert, request.skill)
+        goes_on = not (request.more_frames or request.anew) and ended_early(archive)
+        return read_result(archive).frames if goes_on else 0
+
+    def _within_budget(self, request: RunRequest, spent: int) -> PPOConfig:
         config, left = self._of(request.skill).ppo, request.frames_left
         frames = request.more_frames or config.total_timesteps
-        most = frames if left is None else min(frames, left)
+        most = max(1, (frames if left is None else min(frames, left)) - spent)
         config = dataclasses.replace(config, total_timesteps=most)
         updates = -(-most // (config.num_envs * config.num_steps))
         if config.replicas > 1 and updates < config.average_every:  # less than a round is left

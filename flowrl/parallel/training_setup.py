@@ -105,18 +105,18 @@ def prepare_training_run(  # noqa: PLR0913
     origins: Mapping[str, str] | None = None,
     init_from: str | None = None,
     anew: bool = False,
+    goal: float = 0.0,
     run_paths: RunPaths | None = None,
     records: Mapping[str, bytes] = MappingProxyType({}),
 ) -> PreparedRun:
     """Make the run folder of a skill: its module, the seeds of its experts and run.json.
 
-    An earlier attempt's folder moves to `training_runs/failed/`. A refusal leaves at most a notice
-    of a damaged expert. A new expert, or with `anew` its own, begins as a copy of `init_from`'s,
-    else of the merged skill's that it is `like`. `run_paths` and `records` are those of a trial.
+    An earlier attempt's folder moves to `training_runs/failed/`. A new expert, or with `anew` its
+    own, begins as a copy of `init_from`'s, else of the merged skill's that it is `like`.
+    `run_paths` and `records` are those of a trial. A refusal leaves a notice at most.
 
     Raises:
-      ExpertMissingError: a skill of the plan has no expert yet, or its files are gone.
-      ExpertCorruptError: an expert's files are not those that were merged.
+      ExpertMissingError, ExpertCorruptError: an expert's files are not those that were merged.
       ExpertShapeError: an expert has other array shapes than this run's networks.
       SkillError: the plan cannot be made into a module.
       BusyError: a process of an earlier attempt still lives.
@@ -136,12 +136,12 @@ def prepare_training_run(  # noqa: PLR0913
         origins=origins or {},
         approvals=_approvals(graph_paths, map(graph.skills.__getitem__, experts), config.env_name),
         anew=anew,
+        goal=goal,
     )
-    store = ExpertStore(graph_paths)
-    run = replace(run, ancestors=_seeds(store, run, experts))
-    run = replace(run, copied=_copied(store, run, init_from, graph.skills[skill].like))
+    store, like = ExpertStore(graph_paths), graph.skills[skill].like
+    seeds, copied = _seeds(store, run, experts), _copied(store, run, init_from, like)
+    run = replace(run, ancestors=seeds, copied=copied)
     module = generate_module_with_remapping(run, graph.skills).encode()
-    run = replace(run, module_sha256=hashlib.sha256(module).hexdigest())
     return _write_usable(store, run, {f"{expert}.py": module, **records}, run_paths)
 
 
@@ -171,6 +171,8 @@ def _write_usable(
     run_paths: RunPaths | None,
 ) -> PreparedRun:
     """Write the run's folder; the newest whole version of an expert counts if one is damaged."""
+    digest = hashlib.sha256(contents[f"{run.expert}.py"]).hexdigest()
+    run = replace(run, module_sha256=digest)
     try:
         return _write_folder(store, run, contents, run_paths)
     except (ExpertCorruptError, ExpertMissingError):

@@ -18,7 +18,6 @@ from pathlib import Path
 from flowrl import runs, storage
 from flowrl.errors import EXIT_RESUMABLE
 from flowrl.launchers.child import die_with_parent
-from flowrl.parallel.analysing import was_to_end_early
 from flowrl.paths import RunPaths
 from flowrl.runs import ExpertReport, Progress, RunResult, TrainingRun
 from tests.experts.making import SHAPES, content_digest, make_expert
@@ -123,8 +122,7 @@ def _finish(run_paths: RunPaths, run: TrainingRun, order: Order) -> None:
         else:
             storage.copy_tree(run_paths.seed(local), target)
     storage.commit_dir(building, run_paths.finals)
-    ends = was_to_end_early(run) and not order.overshoots
-    goal = run.config["success_state_rate"] if ends else 1.0
+    goal = run.config["success_state_rate"] if run.goal and not order.overshoots else 1.0
     success_rate = min(order.success_rate, goal)
     result = RunResult(
         run_id=run.run_id,

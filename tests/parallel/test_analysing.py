@@ -122,26 +122,40 @@ def test_a_skill_that_a_start_does_not_ask_for_is_not_analysed(place):
     assert place.launches() == [WOOD, DRINK, DRINK, WOOD]
 
 
-def test_a_skill_that_is_analysed_can_be_paused_and_is_told_of_once(place):
-    """`flowrl status` says what it waits for."""
+def test_a_skill_that_is_analysed_is_told_of_once_and_below_its_goal_until_then(place):
     place.order({WOOD: {"analysis_gate": "analysed"}})
     told = place.folder / "told"
-    notify = f"--notify=tee -a {told}"
-    daemon = place.start(*WORDS, f"--target_skill={WOOD}", notify)
-    until(lambda: "analysed" in str(place.lines().get(WOOD, {}).get("why")))
-    graph = str(place.graph_paths.root)
-    pause = [sys.executable, "-m", "flowrl", "pause", graph, "--all"]
-    subprocess.run(pause, check=True)
-    until(lambda: place.statuses()[WOOD] == "held")
+    daemon = place.start(*WORDS, f"--target_skill={WOOD}", f"--notify=tee -a {told}")
+    until(lambda: notices.read(place.graph_paths).get(ANALYSING) == f"analysed now: {WOOD}")
+    assert place.lines()[WOOD]["success_rate"] == 0.1
+    assert place.lines()[WOOD]["goal"] == 0.8
     place.open("analysed")
-    assert ended(daemon)[0] == 1
-    assert place.launches() == [WOOD]
-    subprocess.run([sys.executable, "-m", "flowrl", "resume", graph, "--all"], check=True)
-    assert place.run(*WORDS, f"--target_skill={WOOD}", notify)[0] == 0
-    assert place.launches() == [WOOD, WOOD]
+    assert ended(daemon)[0] == 0
+    assert ANALYSING not in notices.read(place.graph_paths)
     lines = [json.loads(line) for line in told.read_text().splitlines()]
-    assert [line["event"] for line in lines] == ["ended", "completed", "ended"]
-    assert lines[1]["success_rate"] == 0.9
+    assert [line["event"] for line in lines] == ["completed", "ended"]
+    assert lines[0]["success_rate"] == 0.9
+
+
+@pytest.mark.parametrize(
+    ("words", "frames"),
+    [
+        (("--total_timesteps=1000",), 900),
+        (("--skill_timesteps_budget=500",), 400),
+        (("--skill_timesteps_budget=80",), None),
+    ],
+)
+def test_the_frames_left_are_those_of_the_start_that_trains_a_skill_on(place, words, frames):
+    place.order({WOOD: {"analysis_gate": "analysed"}})
+    daemon = place.start(*WORDS, f"--target_skill={WOOD}")
+    until(lambda: analyses(place))
+    daemon.kill()
+    assert ended(daemon)[0] == -signal.SIGKILL
+    place.open("analysed")
+    code = place.run(*WORDS, f"--target_skill={WOOD}", *words, "--strict")[0]
+    assert code == (1 if frames is None else 0)
+    last = read_run(place.graph_paths.archive(0, WOOD)).config
+    assert last["total_timesteps"] == (10_000_000 if frames is None else frames)
 
 
 def test_an_analysis_ends_with_its_scheduler_and_the_next_start_begins_it_again(place):
