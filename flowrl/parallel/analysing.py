@@ -13,10 +13,9 @@ from contextlib import suppress
 from threading import Event
 
 from flowrl import notices
-from flowrl.errors import FileRefusedError, format_error
+from flowrl.errors import format_error
 from flowrl.launchers.child import flowrl_words, run_aside
-from flowrl.paths import GraphPaths, RunPaths, printable
-from flowrl.runs import read_result, read_run
+from flowrl.paths import GraphPaths, printable
 
 ANALYSING = "analysing"  # the notice
 _SUCCESSES, _LEAST_EPISODES = 48, 256  # so many on average; a disproof takes 32
@@ -25,10 +24,10 @@ logger = logging.getLogger(__name__)
 
 
 class Analyser:
-    """Has skills analysed whose first run ended at `success`; with 0 none is."""
+    """Has skills analysed, if that is asked for."""
 
-    def __init__(self, success: float, graph_paths: GraphPaths) -> None:
-        self._success, self._graph_paths = success, graph_paths
+    def __init__(self, graph_paths: GraphPaths, *, asked_for: bool) -> None:
+        self._graph_paths, self._asked_for = graph_paths, asked_for
         self._pool, self._jobs = ThreadPoolExecutor(1), dict[str, Future[str]]()
         self._problems: list[str] = []
         self._leaving = Event()
@@ -40,16 +39,18 @@ class Analyser:
         """End what runs; the next start begins with it."""
         self._leaving.set()
         self._pool.shutdown(cancel_futures=True)
+        self._jobs.clear()
+        self._tell()
 
     @property
     def under_way(self) -> frozenset[str]:
         """The skills that are to be trained on."""
         return frozenset(self._jobs)
 
-    def begin(self, skill: str) -> None:
-        """Have a skill analysed, unless it is under way."""
+    def begin(self, skill: str, success_rate: float) -> None:
+        """Have a skill analysed that succeeds so often, unless it is under way."""
         if skill not in self._jobs:
-            self._jobs[skill] = self._pool.submit(self._problem, skill)
+            self._jobs[skill] = self._pool.submit(self._problem, skill, success_rate)
             self._tell()
 
     def take_ended(self) -> list[str]:
@@ -63,12 +64,12 @@ class Analyser:
             self._tell()
         return ended
 
-    def _problem(self, skill: str) -> str:
+    def _problem(self, skill: str, success_rate: float) -> str:
         """Correct a contract; returns why that failed, "" if it did not."""
-        if not self._success:
+        if not self._asked_for:
             return ""
         logger.info("%s: its contract is analysed", skill)
-        episodes = max(_LEAST_EPISODES, math.ceil(_SUCCESSES / self._success))
+        episodes = max(_LEAST_EPISODES, math.ceil(_SUCCESSES / success_rate))
         words = ("analyse", str(self._graph_paths.root), f"--skill={skill}", "--apply")
         words = flowrl_words(*words, f"--episodes={episodes}")
         try:
@@ -78,7 +79,7 @@ class Analyser:
 
     def _tell(self) -> None:
         """Let `flowrl status` say what is analysed now, and what has failed."""
-        skills = ", ".join(map(printable, self._jobs)) if self._success else ""
+        skills = ", ".join(map(printable, self._jobs)) if self._asked_for else ""
         now = [f"analysed now: {skills}"] if skills else []
         text = "; ".join([*self._problems, *now])
         with suppress(OSError):  # a full disk; the log has it
@@ -86,17 +87,3 @@ class Analyser:
                 notices.publish(self._graph_paths, ANALYSING, text)
             else:
                 notices.withdraw(self._graph_paths, ANALYSING)
-
-
-def ended_early(run_paths: RunPaths, run_id: str | None = None) -> bool:
-    """Return whether the run in a folder came to `--analyse_at` with frames left.
-
-    False without such a run, or with a `run_id` if the folder holds another one.
-    """
-    try:
-        run, result = read_run(run_paths), read_result(run_paths)
-    except FileRefusedError:
-        return False
-    came = result.success_rate >= run.config["success_state_rate"]
-    left = result.frames < run.config["total_timesteps"]
-    return run.goal > 0 and came and left and run_id in (None, run.run_id)

@@ -168,6 +168,7 @@ class MergeDone(RunEvent):
     goal: float = 0.0  # the run's --success_state_rate
     budget: int = 0  # its --total_timesteps
     taken: bool = True
+    early: bool = False  # the run came to --analyse_at with frames left
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +234,7 @@ class RunRequest:
     alone: bool = False  # the attempt before ran out of memory
     frames_left: int | None = None  # of the skill's budget
     more_frames: int = 0  # a user asked for, instead of --total_timesteps
+    spent: int = 0  # by the run that ended early, which this one goes on with
     anew: bool = False  # its own expert begins from nothing
 
 

@@ -175,7 +175,8 @@ class CommandExecutor:
         storage.fault_point("scheduler.merged")
         self._unarchived.append(request)
         self._jobs.pop(request.skill, None)
-        facts = {name: summary[name] for name in ("goal", "budget", "taken") if name in summary}
+        names = ("goal", "budget", "taken", "early")
+        facts = {name: summary[name] for name in names if name in summary}
         return (events.MergeDone(request.skill, request.run_id, **facts),)
 
     def archive_merged(self) -> None:

@@ -9,7 +9,7 @@ from flowrl.errors import EXIT_RESUMABLE, FileRefusedError
 from flowrl.llm.flow import Flow
 from flowrl.measures.convergence import learning_progress
 from flowrl.measures.objectives import Curve, read_curve
-from flowrl.parallel.analysing import Analyser, ended_early
+from flowrl.parallel.analysing import Analyser
 from flowrl.parallel.events import Verb
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.skill_sources import SkillConfig, SkillSources
@@ -73,9 +73,6 @@ class Feeder:
 
     def on_skill_complete(self, skill: str) -> None:
         """Add the skills that were waiting for this one; its expert is merged."""
-        entry = self._scheduler.state.entries[skill]
-        if skill in self._flow.requested and self._goes_on(entry):
-            self._analyser.begin(skill)
         self._flow.on_skill_complete(skill)
         self.add_next_skills()
         self._prefer_learners()
@@ -102,13 +99,27 @@ class Feeder:
                 self._add(*skill)
 
     def train_on(self) -> bool:
-        """Have analysed skills trained on; returns whether the scheduler should look again soon."""
+        """Have skills analysed whose runs ended early, and then trained on.
+
+        Returns whether the scheduler should look again soon.
+        """
         waited = bool(self._analyser.under_way)
         for skill in self._analyser.take_ended():
-            if self._goes_on(self._scheduler.state.entries[skill]):  # else a user was faster
-                budget, _ = self._budget(skill)
-                self._scheduler.ask(skill, Verb.TRAIN_MORE, budget=budget)
-        return waited
+            entry = self._scheduler.state.entries[skill]
+            if self.goes_on(entry):  # else a user was faster
+                self._ask_more(entry.skill)
+        for entry in self._scheduler.state.entries.values():
+            if self.goes_on(entry) and isinstance(entry.status, Completed):
+                self._analyser.begin(entry.skill, entry.status.success_rate)
+        return waited or bool(self._analyser.under_way)
+
+    def goes_on(self, entry: Entry) -> bool:
+        """Return whether a skill's last run ended early, and it is to have the frames left."""
+        done = entry.status
+        if not isinstance(done, Completed) or not done.early or done.why:
+            return False
+        requested = entry.skill in self._flow.requested
+        return requested and done.frames < self._budget(entry.skill)[1]
 
     def exit_code(self, *, strict: bool) -> int:
         """0 if all requested skills are completed, else 1; 85 if `flowrl stop` left any to train.
@@ -145,17 +156,19 @@ class Feeder:
     def _train_more(self, entry: Entry, done: Completed) -> None:
         """Train a skill on that is below the goal, if that or the budget is larger than ever.
 
-        A state that was made anew does not know them (0): nothing is larger than that. One whose
-        run ended early is analysed first.
+        A state that was made anew does not know them (0): nothing is larger than that.
         """
-        if self._goes_on(entry):
-            self._analyser.begin(entry.skill)
-            return
-        goal = self.skills[entry.skill].ppo.success_state_rate
-        budget, left = self._budget(entry.skill)
-        larger = 0 < done.goal < goal or 0 < done.budget < left
-        if larger and done.success_rate < goal:
-            self._scheduler.ask(entry.skill, Verb.TRAIN_MORE, goal=goal, budget=budget)
+        _, left = self._budget(entry.skill)
+        larger = 0 < done.goal < self._goal(entry.skill) or 0 < done.budget < left
+        if larger and done.success_rate < self._goal(entry.skill) and not self.goes_on(entry):
+            self._ask_more(entry.skill)
+
+    def _ask_more(self, skill: str) -> None:
+        budget, _ = self._budget(skill)
+        self._scheduler.ask(skill, Verb.TRAIN_MORE, goal=self._goal(skill), budget=budget)
+
+    def _goal(self, skill: str) -> float:
+        return self.skills[skill].ppo.success_state_rate
 
     def _budget(self, skill: str) -> tuple[int, int]:
         """The frames of a skill's next run at most, and those that its attempts leave of them."""
@@ -164,16 +177,6 @@ class Feeder:
         budget = frames if most is None else min(frames, most)
         used = self._scheduler.state.entries[skill].frames_used
         return budget, budget if most is None else min(budget, most - used)
-
-    def _goes_on(self, entry: Entry) -> bool:
-        """Return whether a skill's last run ended early, and it is to have the frames left."""
-        done, expert = entry.status, entry.expert
-        if not isinstance(done, Completed) or done.why or expert is None:
-            return False
-        graph_paths = self._scheduler.graph_paths
-        places = graph_paths.run(expert, entry.skill), graph_paths.archive(expert, entry.skill)
-        early = any(ended_early(place, done.run_id) for place in places)
-        return early and done.frames < self._budget(entry.skill)[1]
 
     def _add(self, name: str, skill: Skill) -> None:
         """Add a skill; of those that are ready, the one that most others need starts first."""

@@ -146,6 +146,7 @@ def completed(entry: Entry, event: MergeDone, context: StepContext) -> Entry:
         at=context.now,
         goal=event.goal,
         budget=max(event.budget, before.budget if before else 0),
+        early=event.early,
     )
     return replace(_as_ended(entry), refusals=0, requeues=0, status=done)
 

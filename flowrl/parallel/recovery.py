@@ -60,6 +60,7 @@ from flowrl.parallel.skill_sources import (
 )
 from flowrl.parallel.state import SchedulerState, StateFile
 from flowrl.parallel.status import FRESH, Completed, Entry, Running, Status
+from flowrl.parallel.training_processor import completion
 from flowrl.parallel.training_setup import fail_run, live_runs, pinned_versions, readable_runs
 from flowrl.parallel.transitions import step
 from flowrl.paths import GraphPaths, RunPaths, slug
@@ -144,7 +145,7 @@ def _completed(graph_paths: GraphPaths, version: ExpertVersion, manifest: Manife
             continue
         try:
             run, result = read_run(run_paths), read_result(run_paths)
-            config = configs.from_json(PPOConfig, run.config)
+            configs.from_json(PPOConfig, run.config)
         except FormatVersionError:
             raise
         except (FileRefusedError, ConfigError) as error:
@@ -158,8 +159,7 @@ def _completed(graph_paths: GraphPaths, version: ExpertVersion, manifest: Manife
                 success_rate=result.success_rate,
                 wall_seconds=result.wall_seconds,
                 at=_written(run_paths.run_json),
-                goal=run.goal or config.success_state_rate,
-                budget=config.total_timesteps,
+                **completion(run, result),
             )
     logger.warning("%s has no record of %s: its time counts as 0", archive.folder, version.version)
     return Completed(

@@ -157,6 +157,7 @@ class Completed(Attempted):
     goal: Share = 0.0  # --success_state_rate of its last run, also one in vain; 0: not known
     budget: Natural = 0  # --total_timesteps of its largest run, the same
     why: str = ""  # a later run has changed nothing
+    early: bool = False  # its run came to --analyse_at with frames left
 
     @property
     def below_goal(self) -> bool:

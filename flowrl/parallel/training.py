@@ -92,7 +92,7 @@ def train_graph(config: BottomUpConfig, *, screen: Screen) -> int:
     graph_paths = GraphPaths(config.graph.graph_path)
     notifier = Notifier(config.notify, graph_paths)
     filmer = Filmer(config.video_after, graph_paths)
-    analyser = Analyser(config.analyse_at, graph_paths)
+    analyser = Analyser(graph_paths, asked_for=config.analyse_at > 0)
     writing = Writing(config.write_skills, config.write_flags, graph_paths)
     opened = _open(graph_paths, config)
     scheduler = open_scheduler(graph_paths, config.schedule, config.launch, devices=opened.devices)
@@ -111,7 +111,7 @@ def train_graph(config: BottomUpConfig, *, screen: Screen) -> int:
         backend.merge_while(scheduler.check_lock)
         flow = _flow_of(config.graph, opened, scheduler)
         feeder = Feeder(flow, opened.sources, scheduler, skills=skills, analyser=analyser)
-        end = partial(_end, scheduler, (notifier, filmer), analyser=analyser)
+        end = partial(_end, scheduler, (notifier, filmer), feeder=feeder)
         scheduler.set_callbacks(
             backend=backend,
             on_skill_complete=partial(end, feeder.on_skill_complete),
@@ -140,16 +140,17 @@ def _end(
     follow: Callable[[str], object],
     skill: str,
     *,
-    analyser: Analyser,
+    feeder: Feeder,
 ) -> None:
     """Add the skills that follow from the end of one, then tell it to all who wait for that.
 
     Nobody is told of one that is trained on.
     """
     follow(skill)
-    if skill not in analyser.under_way:
+    entry = scheduler.state.entries[skill]
+    if not feeder.goes_on(entry):
         for each in told:
-            each.skill(scheduler.state.entries[skill])
+            each.skill(entry)
 
 
 def _more_may_come(scheduler: SkillScheduler, flow: Flow, feeder: Feeder, writing: Writing) -> bool:

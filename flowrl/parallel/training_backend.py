@@ -26,10 +26,9 @@ from flowrl.launchers.claims import remove_claim
 from flowrl.launchers.run_status import lock_held, request_stop
 from flowrl.measures.objectives import EPISODE_MEASURES, parse_objective
 from flowrl.parallel import comparisons
-from flowrl.parallel.analysing import ended_early
 from flowrl.parallel.events import RunRequest
 from flowrl.parallel.skill_sources import SkillConfig, for_skill
-from flowrl.parallel.training_processor import archive_run, merge_run
+from flowrl.parallel.training_processor import EARLY, archive_run, merge_run
 from flowrl.parallel.training_setup import (
     PreparedRun,
     clear_for_launch,
@@ -45,7 +44,6 @@ from flowrl.storage import records
 
 logger = logging.getLogger(__name__)
 _MORE = "flowrl train-more"  # the origin of the steps that it asked for
-_EARLY = "--analyse_at"  # the origin of the goal of a run that ends early, and of what is left then
 _OF_BUDGET = ("total_timesteps", "average_every", "grad_sync_period")  # what is left changes them
 # A run that takes longer hangs, although it reports progress; --run_timeout overrules this.
 _LEAST_LIMIT_SECONDS, _SLOWEST_STEPS_PER_SECOND = 86_400.0, 100.0
@@ -104,15 +102,14 @@ class TrainingBackend:
 
     def prepare(self, request: RunRequest) -> Job:
         """Make a run folder from the experts that count now, and write config.json, its flags."""
-        spent, trained = self._spent(request), self._trained()
-        config, goal, asked = self._within_budget(request, spent), 0.0, {}
-        if request.more_frames or spent:
-            asked["total_timesteps"] = _MORE if request.more_frames else _EARLY
+        config, trained, goal, asked = self._within_budget(request), self._trained(), 0.0, {}
+        if request.more_frames or request.spent:
+            asked["total_timesteps"] = _MORE if request.more_frames else EARLY
         early = self._config.analyse_at
         if request.skill not in trained and 0 < early < config.success_state_rate:
             goal = config.success_state_rate
             config = dataclasses.replace(config, success_state_rate=early)
-            asked["success_state_rate"] = _EARLY
+            asked["success_state_rate"] = EARLY
         prepared = prepare_training_run(
             graph_paths=self._graph_paths,
             graph=self.graph,
@@ -291,7 +288,7 @@ class TrainingBackend:
         own = configs.to_json(configs.from_json(PPOConfig, run.config))
         limited = self._config.schedule.skill_timesteps_budget is not None
         free = _OF_BUDGET if limited or run.origins.get("total_timesteps") == _MORE else ()
-        free = (*free, *(n for n, origin in run.origins.items() if origin == _EARLY))
+        free = (*free, *(n for n, origin in run.origins.items() if origin == EARLY))
         if said := " and ".join(other_flags(own, {n: now[n] for n in now if n not in free})):
             why = "its run goes on as it was begun"
             logger.warning("%s: %s, with %s; its next run has the new flags", run.skill, why, said)
@@ -303,16 +300,12 @@ class TrainingBackend:
     def _of(self, skill: str) -> SkillConfig:
         return self.skills.get(skill) or for_skill(self._config, of_file={}, of_toml={})
 
-    def _spent(self, request: RunRequest) -> int:
-        """The frames of the skill's last run, if it ended early and this one has what is left."""
-        archive = self._graph_paths.archive(request.expert, request.skill)
-        goes_on = not (request.more_frames or request.anew) and ended_early(archive)
-        return read_result(archive).frames if goes_on else 0
-
-    def _within_budget(self, request: RunRequest, spent: int) -> PPOConfig:
+    def _within_budget(self, request: RunRequest) -> PPOConfig:
         config, left = self._of(request.skill).ppo, request.frames_left
         frames = request.more_frames or config.total_timesteps
-        most = max(1, (frames if left is None else min(frames, left)) - spent)
+        most = frames if left is None else min(frames, left)
+        if not (request.more_frames or request.anew) and request.spent < most:
+            most -= request.spent
         config = dataclasses.replace(config, total_timesteps=most)
         updates = -(-most // (config.num_envs * config.num_steps))
         if config.replicas > 1 and updates < config.average_every:  # less than a round is left

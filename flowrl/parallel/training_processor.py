@@ -57,6 +57,7 @@ from flowrl.runs import (
 )
 from flowrl.storage import plain_files
 
+EARLY = "--analyse_at"  # the origin of the goal of a run that ends early, and of what it leaves
 logger = logging.getLogger(__name__)
 _BYTES_PER_NUMBER = 4
 _SMALL_BYTES, _MOST_SMALL_FILES = 64 * 2**20, 20  # what else of a run's files is archived
@@ -280,7 +281,6 @@ def _archived_summary(archive: RunPaths, manifest: Manifest, run_paths: RunPaths
 
 def _summary(run_paths: RunPaths, run: TrainingRun, commit: Commit) -> dict[str, Any]:
     result, experts = read_result(run_paths), commit.manifest.experts
-    config = configs.from_json(PPOConfig, run.config)
     summaries = {
         expert: _expert_summary(experts[expert], run, commit.decisions.get(expert))
         for expert in run.experts
@@ -295,11 +295,21 @@ def _summary(run_paths: RunPaths, run: TrainingRun, commit: Commit) -> dict[str,
         "frames": result.frames,
         "success_rate": result.success_rate,
         "wall_seconds": result.wall_seconds,
-        "goal": run.goal or config.success_state_rate,
-        "budget": config.total_timesteps,
+        **completion(run, result),
         "taken": summaries.get(run.expert, {}).get("verdict") != "keep",
         "experts": summaries,
     }
+
+
+def completion(run: TrainingRun, result: RunResult) -> dict[str, Any]:
+    """The facts of `Completed` that a merged run and its result say, besides those of its record.
+
+    The budget is not known (0) of a run that had what another one left.
+    """
+    goal, budget = run.config["success_state_rate"], run.config["total_timesteps"]
+    left = run.goal > 0 and result.success_rate >= goal and result.frames < budget
+    budget = 0 if run.origins.get("total_timesteps") == EARLY else budget
+    return {"goal": run.goal or goal, "budget": budget, "early": left}
 
 
 def _expert_summary(

@@ -358,13 +358,14 @@ class Transition:
         """Let another run of a completed skill start, from its own expert or anew."""
         if isinstance(done := entry.status, Completed):
             goal, budget = max(done.goal, asked.goal), max(done.budget, asked.budget)
+            used = entry.frames_used if done.early else 0
             again = replace(
-                entry,
+                replace(entry, **_UNCHARGED),
                 status=Waiting(attempt=done.attempt + 1),
                 trained=replace(done, goal=goal, budget=budget),
                 more_frames=max(0, asked.number),
                 anew=asked.verb is Verb.RETRAIN,
-                **_UNCHARGED,
+                frames_used=used,
             )
             self._put(again)
 
@@ -439,6 +440,7 @@ class Transition:
             alone=isinstance(status, Waiting | Slotted) and status.alone,
             frames_left=None if budget is None else max(0, budget - entry.frames_used),
             more_frames=entry.more_frames,
+            spent=entry.trained.frames if entry.trained and entry.trained.early else 0,
             anew=entry.anew,
         )
 

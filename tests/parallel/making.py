@@ -60,7 +60,7 @@ def make_skill(name: str, *, needs: tuple[str, ...] = (), gain: str = "thing", *
 def feeder_of(flow: Any, scheduler: SkillScheduler) -> Feeder:
     """A feeder that analyses nothing, of skills without settings of their own."""
     graph_paths = scheduler.graph_paths
-    analyser = Analyser(0.0, graph_paths)
+    analyser = Analyser(graph_paths, asked_for=False)
     return Feeder(flow, SkillSources(graph_paths), scheduler, skills={}, analyser=analyser)
 
 

@@ -158,6 +158,60 @@ def test_the_frames_left_are_those_of_the_start_that_trains_a_skill_on(place, wo
     assert last["total_timesteps"] == (10_000_000 if frames is None else frames)
 
 
+def test_a_failed_attempt_counts_in_the_budget_of_both_runs(place):
+    place.order({WOOD: {"fails": 1}})
+    words = (*WORDS, f"--target_skill={WOOD}", "--skill_timesteps_budget=500", "--retry_backoff=0")
+    assert place.run(*words)[0] == 0
+    last = read_run(place.graph_paths.archive(0, WOOD)).config
+    assert last["total_timesteps"] == 500 - 100 - 10, "each attempt tells of 10 frames"
+
+
+def test_a_first_run_after_a_rollback_has_all_its_frames(place):
+    words = ("--launcher=local", f"--target_skill={WOOD}")
+    place.order({WOOD: {"analysis_gate": "analysed"}})
+    assert place.run("--launcher=local", f"--target_skill={DRINK}")[0] == 0
+    daemon = place.start(*WORDS, f"--target_skill={WOOD}")
+    until(lambda: analyses(place))
+    daemon.kill()
+    assert ended(daemon)[0] == -signal.SIGKILL
+    rollback = [sys.executable, "-m", "flowrl", "rollback", str(place.graph_paths.root), "1"]
+    subprocess.run(rollback, check=True)
+    assert place.run(*words)[0] == 0
+    last = read_run(place.graph_paths.archive(1, WOOD))
+    assert last.config["total_timesteps"] == 10_000_000
+    assert "total_timesteps" not in last.origins
+
+
+def test_what_is_known_of_early_runs_outlives_the_state(place):
+    """A skill that is to be trained on is not forgotten, and one that was is not trained again."""
+    place.order({WOOD: {"analysis_gate": "analysed", "success_rate": 0.5}})
+    words = (*WORDS, f"--target_skill={WOOD}")
+    daemon = place.start(*words)
+    until(lambda: analyses(place))
+    daemon.kill()
+    assert ended(daemon)[0] == -signal.SIGKILL
+    place.open("analysed")
+    for _ in range(2):
+        place.graph_paths.scheduler_state.unlink()
+        assert place.run(*words)[0] == 0
+        assert place.launches() == [WOOD, WOOD]
+
+
+def test_a_skill_that_a_user_trains_on_meanwhile_is_told_of(place):
+    place.order({WOOD: {"analysis_gate": "analysed"}})
+    told = place.folder / "told"
+    daemon = place.start(*WORDS, f"--target_skill={WOOD}", f"--notify=tee -a {told}")
+    until(lambda: analyses(place))
+    graph = str(place.graph_paths.root)
+    subprocess.run([sys.executable, "-m", "flowrl", "train-more", graph, WOOD], check=True)
+    until(lambda: told.exists() and "completed" in told.read_text())
+    place.open("analysed")
+    assert ended(daemon)[0] == 0
+    assert place.launches() == [WOOD, WOOD]
+    last = read_run(place.graph_paths.archive(0, WOOD)).config
+    assert last["total_timesteps"] == 10_000_000 - 100
+
+
 def test_an_analysis_ends_with_its_scheduler_and_the_next_start_begins_it_again(place):
     """One is killed, one is stopped; the skill that waits for its need goes on meanwhile."""
     place.order({WOOD: {"analysis_gate": "analysed"}})
@@ -174,6 +228,7 @@ def test_an_analysis_ends_with_its_scheduler_and_the_next_start_begins_it_again(
             subprocess.run(stop, check=True)
         assert ended(daemon)[0] == code
         until(lambda child=child: not child.is_running())
+        assert (ANALYSING in notices.read(place.graph_paths)) == (code < 0)
     place.open("analysed")
     assert place.run(*words)[0] == 0
     assert sorted(place.launches()) == [WOOD, WOOD, TABLE, TABLE]
