@@ -26,7 +26,7 @@ from typing import Literal
 
 from flowrl import config as configs
 from flowrl import notices, storage
-from flowrl.config import BottomUpConfig, PPOConfig, ScheduleConfig
+from flowrl.config import BottomUpConfig, ScheduleConfig
 from flowrl.errors import (
     ConfigError,
     FileRefusedError,
@@ -145,7 +145,7 @@ def _completed(graph_paths: GraphPaths, version: ExpertVersion, manifest: Manife
             continue
         try:
             run, result = read_run(run_paths), read_result(run_paths)
-            configs.from_json(PPOConfig, run.config)
+            facts = completion(run, result)
         except FormatVersionError:
             raise
         except (FileRefusedError, ConfigError) as error:
@@ -159,7 +159,7 @@ def _completed(graph_paths: GraphPaths, version: ExpertVersion, manifest: Manife
                 success_rate=result.success_rate,
                 wall_seconds=result.wall_seconds,
                 at=_written(run_paths.run_json),
-                **completion(run, result),
+                **facts,
             )
     logger.warning("%s has no record of %s: its time counts as 0", archive.folder, version.version)
     return Completed(

@@ -304,12 +304,14 @@ def _summary(run_paths: RunPaths, run: TrainingRun, commit: Commit) -> dict[str,
 def completion(run: TrainingRun, result: RunResult) -> dict[str, Any]:
     """The facts of `Completed` that a merged run and its result say, besides those of its record.
 
-    The budget is not known (0) of a run that had what another one left.
+    The budget is not known (0) of a run that had what another one left. ConfigError: its settings
+    cannot be used.
     """
-    goal, budget = run.config["success_state_rate"], run.config["total_timesteps"]
-    left = run.goal > 0 and result.success_rate >= goal and result.frames < budget
-    budget = 0 if run.origins.get("total_timesteps") == EARLY else budget
-    return {"goal": run.goal or goal, "budget": budget, "early": left}
+    config = configs.from_json(PPOConfig, run.config)
+    goal, budget = config.success_state_rate, config.total_timesteps
+    early = run.goal > 0 and result.success_rate >= goal and result.frames < budget
+    known = run.origins.get("total_timesteps") != EARLY
+    return {"goal": run.goal or goal, "budget": budget if known else 0, "early": early}
 
 
 def _expert_summary(
