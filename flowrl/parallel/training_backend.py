@@ -304,8 +304,7 @@ class TrainingBackend:
         config, left = self._of(request.skill).ppo, request.frames_left
         frames = request.more_frames or config.total_timesteps
         most = frames if left is None else min(frames, left)
-        if not (request.more_frames or request.anew) and request.spent < most:
-            most -= request.spent
+        most -= request.spent if request.spent < most else 0
         config = dataclasses.replace(config, total_timesteps=most)
         updates = -(-most // (config.num_envs * config.num_steps))
         if config.replicas > 1 and updates < config.average_every:  # less than a round is left

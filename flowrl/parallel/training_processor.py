@@ -309,7 +309,7 @@ def completion(run: TrainingRun, result: RunResult) -> dict[str, Any]:
     """
     config = configs.from_json(PPOConfig, run.config)
     goal, budget = config.success_state_rate, config.total_timesteps
-    early = run.goal > 0 and result.success_rate >= goal and result.frames < budget
+    early = run.goal > 0 and result.success_rate >= goal > 0 and result.frames < budget
     known = run.origins.get("total_timesteps") != EARLY
     return {"goal": run.goal or goal, "budget": budget if known else 0, "early": early}
 

@@ -430,7 +430,8 @@ class Transition:
 
     def _request(self, skill: str) -> RunRequest:
         entry, budget = self.builder.entries[skill], self._context.schedule.skill_timesteps_budget
-        status = entry.status
+        status, goes_on = entry.status, entry.trained and entry.trained.early
+        goes_on = goes_on and not (entry.more_frames or entry.anew)
         return RunRequest(
             skill=skill,
             expert=self.builder.expert_of(skill),
@@ -440,7 +441,7 @@ class Transition:
             alone=isinstance(status, Waiting | Slotted) and status.alone,
             frames_left=None if budget is None else max(0, budget - entry.frames_used),
             more_frames=entry.more_frames,
-            spent=entry.trained.frames if entry.trained and entry.trained.early else 0,
+            spent=entry.trained.frames if entry.trained and goes_on else 0,
             anew=entry.anew,
         )
 
