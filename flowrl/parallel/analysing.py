@@ -39,8 +39,9 @@ class Analyser:
         """End what runs; the next start begins with it."""
         self._leaving.set()
         self._pool.shutdown(cancel_futures=True)
-        self._jobs.clear()
-        self._tell()
+        if self._jobs:  # else nothing was told, and the folder may be another scheduler's
+            self._jobs.clear()
+            self._tell()
 
     @property
     def under_way(self) -> frozenset[str]:

@@ -165,7 +165,7 @@ class RunLate(RunEvent):
 class MergeDone(RunEvent):
     """The run is merged; `taken`: its copy of the skill's own expert counts now."""
 
-    goal: float = 0.0  # the run's --success_state_rate
+    goal: float = 0.0  # --success_state_rate, also of a run that was to end at less
     budget: int = 0  # its --total_timesteps
     taken: bool = True
     early: bool = False  # the run came to --analyse_at with frames left

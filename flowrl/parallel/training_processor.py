@@ -78,8 +78,8 @@ def process_completed_training(
 
     Called again for the same run it changes nothing and returns `already_merged`. The keys are
     `run_id`, `skill`, `expert`, `generation`, `already_merged`, `frames`, `success_rate`,
-    `wall_seconds`, `goal`, `budget`, `taken` and `experts`: by global index, `verdict` ("take" or
-    "keep"), `why`, `frames` and `version`.
+    `wall_seconds`, `goal`, `budget`, `early`, `taken` and `experts`: by global index, `verdict`
+    ("take" or "keep"), `why`, `frames` and `version`.
 
     Args:
       run_folder: as `prepare_training_run` made it, with the trainer's result.json.

@@ -127,6 +127,8 @@ def test_a_skill_that_is_analysed_is_told_of_once_and_below_its_goal_until_then(
     told = place.folder / "told"
     daemon = place.start(*WORDS, f"--target_skill={WOOD}", f"--notify=tee -a {told}")
     until(lambda: notices.read(place.graph_paths).get(ANALYSING) == f"analysed now: {WOOD}")
+    assert place.run(*WORDS, f"--target_skill={WOOD}")[0] != 0, "another scheduler has the folder"
+    assert ANALYSING in notices.read(place.graph_paths)
     assert place.lines()[WOOD]["success_rate"] == 0.1
     assert place.lines()[WOOD]["goal"] == 0.8
     place.open("analysed")
