@@ -95,6 +95,7 @@ class AgentRecord:
     layer_size: Positive
     activation: Activation
     sight: bool
+    egocentric: bool = False
     generation: Natural
     experts: tuple[ExportedExpert, ...]
 
@@ -108,6 +109,7 @@ class AgentRecord:
             layer_size=run.config["layer_size"],
             activation=run.config["activation"],
             sight=run.config["sight"],
+            egocentric=run.config["egocentric"],
             generation=generation,
             experts=tuple(experts),
         )
@@ -215,7 +217,8 @@ def load_agent(path: str | Path, *, trust_skills: bool = False) -> Agent:
     names = {each.index: each.skill for each in record.experts}
     if len(names) < len(record.experts) or len({*map(slug, names.values())}) < len(names):
         raise FileRefusedError(f"{folder / AGENT_JSON} names an expert or a skill twice; {_AGAIN}")
-    shapes = expert_shapes(*env_sizes(record.env_name, sight=record.sight), record.layer_size)
+    looks = {"sight": record.sight, "egocentric": record.egocentric}
+    shapes = expert_shapes(*env_sizes(record.env_name, **looks), record.layer_size)
     params = {each.index: _read_expert(folder, each, shapes) for each in record.experts}
     modules = _read_modules(folder, record.experts, trust_skills=trust_skills)
     for index, module in modules.items():
@@ -352,6 +355,7 @@ class Agent:
             module,
             max_task_steps=expert.max_task_steps,
             sight=self.record.sight,
+            egocentric=self.record.egocentric,
             keep_needs=expert.keep_needs,
         )
         use_compile_cache(None)
@@ -384,7 +388,8 @@ def _act(  # noqa: PLR0917 — jitted: its arguments are data
     action_key, step_key = jax.random.split(key)
     (observation, state), expert = env.observe(state), env.current_expert(state)
     logits, _ = dispatch.apply(packed, observation[None], expert[None], activation=activation)
-    action = jax.random.categorical(action_key, logits[0]).astype(jnp.int32)
+    choice = jax.random.categorical(action_key, logits[0]).astype(jnp.int32)
+    action = env.action_of(state, choice)
     state, output = env.advance(step_key, state, action)
     return state, observation, action, output
 

@@ -96,9 +96,8 @@ class PPOConfig(Configuration):
     num_devices: CountOrZero = 1
     """Devices that share the environments; 0 takes all that the run may see."""
     env_shards: Count | None = None
-    """Shards of the environments, each with keys and worlds of its own. Their number decides which
-    worlds and actions are drawn; devices and threads do not (default: the greater of devices and
-    acting threads)."""
+    """Shards of the environments, each with keys and worlds of its own, which decides what is drawn
+    (default: the greater of devices and acting threads)."""
     grad_sync_period: Count = 1
     """Updates after which the devices agree. 1 averages every gradient. More lets each device move
     its own copy of the parameters, and then averages the copies."""
@@ -109,8 +108,7 @@ class PPOConfig(Configuration):
     average_rule: Annotated[RuleName, Needs(replicas=2)] = "mean"
     """How a round averages its members, by the steps in which each expert acted."""
     average_outer: Annotated[Literal["replace", "sgd"], Needs(replicas=2)] = "replace"
-    """How a round goes from the last one to its members' mean: by taking the mean, or by a step of
-    Nesterov's method towards it."""
+    """How a round goes to its members' mean: by taking it, or by a step of Nesterov's method."""
     average_lr: Annotated[AboveZero, Needs(average_outer="sgd")] = 0.7
     """Length of the outer step sgd; 1 is the whole way."""
     average_momentum: Annotated[Share, Needs(average_outer="sgd")] = 0.9
@@ -145,6 +143,8 @@ class PPOConfig(Configuration):
     sight: bool = True
     """Let experts also see the nearest cell of each kind and what is in front of the player. Of
     their step they see what it lacks, its time left, and where they have been."""
+    egocentric: bool = True
+    """Let experts see the map turned so that the player looks up, and move in that frame."""
     settled_frames: FramesOrZero = 300_000
     """Frames after which an expert learns with half the learning rate, and with a quarter after
     three times as many; 0: always with the whole rate."""

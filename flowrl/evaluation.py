@@ -444,7 +444,8 @@ def _chunk(
         key, action_key, step_key = jax.random.split(key, 3)
         expert = env.current_expert(before)
         logits, values = dispatch.apply(packed, obs, expert, activation=activation)
-        actions = jax.random.categorical(action_key, logits).astype(jnp.int32)
+        choice = jax.random.categorical(action_key, logits).astype(jnp.int32)
+        actions = env.action_of(before, choice)
         obs, state, output = env.step(step_key, before, actions)
         timestep = PlayedTimestep(before, logits, values, step_key, actions, output)
         seen = watch(env, timestep) if watch else None

@@ -34,10 +34,9 @@ STANDALONE = "standalone"  # run id of a module trained by hand, without run.jso
 SkillName = Annotated[str, display_name]
 EarlyEnd = Literal["", "pruned", "converged"]
 Shapes = Mapping[str, tuple[Natural, ...]]  # leaf path, "actor/dense_0/kernel" → shape
-_HIDDEN_LAYERS = 3
 _OF_LAUNCH = ("num_devices", "acting_threads", "compile_cache")  # each start has its own
 FILTERS, KERNEL = 16, (3, 3)  # of the convolution with which experts begin that see a grid
-LAYERS = tuple(f"dense_{number}" for number in range(_HIDDEN_LAYERS + 1))
+LAYERS = ("dense_0", "dense_1", "dense_2", "dense_3")  # three hidden ones, and the output
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -413,8 +412,9 @@ def write_run(run_paths: RunPaths, run: TrainingRun, *, durable: bool = True) ->
 
 
 def read_run(run_paths: RunPaths) -> TrainingRun:
-    """Read run.json."""
-    return records.read(run_paths.run_json, TrainingRun)
+    """Read run.json; a run of an earlier version was not egocentric."""
+    run = records.read(run_paths.run_json, TrainingRun)
+    return replace(run, config={"egocentric": False, **run.config})
 
 
 def check_module(run_paths: RunPaths, run: TrainingRun) -> None:
@@ -477,7 +477,7 @@ def expert_shapes(
         shapes["trunk/conv/bias"] = (FILTERS,)
         observation_size = rows * columns * FILTERS
     for net, outputs in (("actor", num_actions), ("critic", 1)):
-        widths = [observation_size, *[layer_size] * _HIDDEN_LAYERS, outputs]
+        widths = [observation_size, *[layer_size] * (len(LAYERS) - 1), outputs]
         for layer, size, width in zip(LAYERS, widths, widths[1:], strict=False):
             shapes[f"{net}/{layer}/kernel"] = (size, width)
             shapes[f"{net}/{layer}/bias"] = (width,)

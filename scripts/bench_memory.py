@@ -31,7 +31,9 @@ def bytes_of(tree: Any) -> int:
 
 def held(config: PPOConfig, num_experts: int) -> tuple[int, int]:
     """Bytes of parameters and of optimizer state of a run with so many experts."""
-    observation_size, num_actions = env_sizes(config.env_name, sight=config.sight)
+    observation_size, num_actions = env_sizes(
+        config.env_name, sight=config.sight, egocentric=config.egocentric
+    )
     network = ActorCritic(num_actions, config.layer_size)
     expert = init_expert(network, seed_words(0), observation_size=observation_size)
     params = stack_experts([expert] * num_experts)

@@ -63,7 +63,12 @@ class Size:
     def shapes(self) -> Shapes:
         """The arrays of one of them."""
         return expected_shapes(
-            {"env_name": self.env_name, "layer_size": self.layer_size, "sight": True}
+            {
+                "env_name": self.env_name,
+                "layer_size": self.layer_size,
+                "sight": True,
+                "egocentric": True,
+            }
         )
 
 

@@ -293,7 +293,9 @@ def kept_experts(folder: Path, sizes: tuple[int, ...]) -> Iterator[Row]:
 
 def manifest_of(size: int, *, generation: int | None = None) -> Manifest:
     """A manifest of so many experts of Craftax-Classic, after one merge for each."""
-    shapes = expert_shapes(*env_sizes("Craftax-Classic-Symbolic-v1", sight=True), 64)
+    shapes = expert_shapes(
+        *env_sizes("Craftax-Classic-Symbolic-v1", sight=True, egocentric=True), 64
+    )
     runs = [f"e{number}.a1.{number:08x}" for number in range(size)]
     experts = {
         number: ExpertVersion(

@@ -22,7 +22,7 @@ from flowrl.runs import expert_shapes
 
 def main(folder: Path, count: int, env_name: str, layer_size: int, seed: int) -> None:
     """Save them and say what they are."""
-    shapes = expert_shapes(*env_sizes(env_name, sight=True), layer_size)
+    shapes = expert_shapes(*env_sizes(env_name, sight=True, egocentric=True), layer_size)
     rng = np.random.default_rng(seed)
     told = []
     for number in range(count):

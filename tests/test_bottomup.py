@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from flowrl.launchers.sandbox import may_pass
 from flowrl.parallel import start
 from flowrl.parallel.skill_sources import record_graph
 from flowrl.paths import GraphPaths
+from tests import sealing
 from tests.parallel.making import TABLE, WOOD
 from tests.parallel.stand_in_story import Place, replace_trainers
 
@@ -119,11 +121,25 @@ def test_xla_does_not_report_a_slow_compilation_as_an_error(monkeypatch):
 
 
 @pytest.mark.usefixtures("unchanged_sigterm")
-def test_a_graph_begun_without_sight_is_not_trained_on_with_it(tmp_path, capsys):
-    record_graph(GraphPaths(storage.make_dir(tmp_path / "graph")), PPOConfig(sight=False))
+@pytest.mark.parametrize("flag", ["sight", "egocentric"])
+def test_a_graph_whose_experts_see_less_is_not_trained_on_as_if_they_saw_more(
+    tmp_path, capsys, flag
+):
+    record_graph(GraphPaths(storage.make_dir(tmp_path / "graph")), PPOConfig(**{flag: False}))
     assert bottomup.main([f"--graph_path={tmp_path / 'graph'}"]) == 2
     said = capsys.readouterr().err
-    assert "was begun with --no_sight, not --sight (graph.json); give that, or another" in said
+    assert f"was begun with --no_{flag}, not --{flag} (graph.json); give that, or another" in said
+
+
+def test_a_graph_of_an_earlier_version_is_not_egocentric(tmp_path, capsys):
+    graph_paths = GraphPaths(storage.make_dir(tmp_path / "graph"))
+    record_graph(graph_paths, PPOConfig(egocentric=False))
+    old = json.loads(graph_paths.graph_json.read_text())
+    assert old.pop("egocentric") is False
+    graph_paths.graph_json.write_text(json.dumps(old))
+    sealing.reseal(graph_paths.graph_json)
+    assert bottomup.main([f"--graph_path={tmp_path / 'graph'}"]) == 2
+    assert "was begun with --no_egocentric, not --egocentric" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("unchanged_sigterm")

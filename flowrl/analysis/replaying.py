@@ -218,7 +218,8 @@ def _played_on(env: SkillEnv, activation: str, packed: Packed, carry: Any) -> An
         observations, state = jax.vmap(env.observe)(state)
         expert = jax.vmap(env.current_expert)(state)
         logits, _ = dispatch.apply(packed, observations, expert, activation=activation)
-        actions = jax.random.categorical(action_key, logits).astype(jnp.int32)
+        choice = jax.random.categorical(action_key, logits).astype(jnp.int32)
+        actions = jax.vmap(env.action_of)(state, choice)
         keys = jax.random.split(step_key, len(actions))
         state, output = jax.vmap(env.advance)(keys, state, actions)
         done = output.task_success[:, len(env.module.tasks) - 1]

@@ -3,7 +3,8 @@
 They are functions of what was observed in the episode, of the player's own moves and of the plan's
 step, so nothing hidden is told. In order: what the step still lacks and the time it has left (both
 by `SkillEnv`), of each channel of the map the nearest cell in view, else the one seen last, what is
-in front of the player, and where the player has been in this step.
+in front of the player, and where the player has been in this step. Offsets and maps are in the
+frame of the observation, which may be the player's own (`envs.frames`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from flowrl.envs.frames import TURNS, WAYS, turned_cells
 from flowrl.games.base import SIGHT_WINDOW
 
 CELL = 4  # fields of the world in a coarse cell, each way
@@ -22,7 +24,13 @@ _MARGIN = SIGHT_WINDOW // 2  # cells around the world, so that the window never 
 
 
 def nearest(
-    observation: jax.Array, view: tuple[int, int, int], seen: jax.Array, position: jax.Array
+    observation: jax.Array,
+    view: tuple[int, int, int],
+    seen: jax.Array,
+    position: jax.Array,
+    *,
+    way: jax.Array,
+    reach: tuple[int, int],
 ) -> tuple[jax.Array, jax.Array]:
     """The nearest field of each channel of the map, and where it is.
 
@@ -35,6 +43,8 @@ def nearest(
       seen: int32 `[L, 2]`: row and column in the world where each of the first L channels was seen
         last, else NOWHERE; the other channels are not remembered.
       position: int32 `[2]`: row and column of the player.
+      way: int32 `[]`: the way in whose frame the observation is.
+      reach: how far the player sees up or down, and left or right, in the world.
 
     Returns:
       f32 `[5 K]`: offsets down and right, their signs, and 1 / (1 + distance); 0 without a field.
@@ -46,31 +56,29 @@ def nearest(
     fields = observation[: rows * columns * channels].reshape(-1, channels)[order] > 0
     known = fields.any(axis=0)
     places = jnp.asarray(offsets, jnp.int32)[jnp.argmax(fields, axis=0)]
-    lasting = len(seen)
+    lasting, turn = len(seen), jnp.asarray(TURNS, jnp.int32)[way]
     if lasting:
         before = seen - position
-        hidden = (jnp.abs(before) > np.array([rows // 2, columns // 2])).any(axis=1)
-        remembered = hidden & (seen[:, 0] != NOWHERE)
+        hidden = (jnp.abs(before) > np.array(reach)).any(axis=1)
+        remembered, before = hidden & (seen[:, 0] != NOWHERE), before @ turn
         places = places.at[:lasting].set(jnp.where(known[:lasting, None], places[:lasting], before))
         known = known.at[:lasting].set(known[:lasting] | remembered)
-    now = jnp.where(known[:lasting, None], position + places[:lasting], NOWHERE)
+    now = jnp.where(known[:lasting, None], position + places[:lasting] @ turn.T, NOWHERE)
     distance = jnp.abs(places).sum(axis=1, keepdims=True)
     near = _SCALE * jnp.clip(places, -_FAR, _FAR)
     told = jnp.concatenate([near, jnp.sign(places), 1.0 / (1.0 + distance)], axis=1)
     return jnp.where(known[:, None], told, 0.0).astype(jnp.float32).ravel(), now
 
 
-def ahead(observation: jax.Array, view: tuple[int, int, int], heading: int) -> jax.Array:
+def ahead(observation: jax.Array, view: tuple[int, int, int], way: jax.Array) -> jax.Array:
     """The channels f32 `[K]` of the field in front of the player.
 
-    `observation` and `view` are those of `nearest`. Four columns begin at `heading`, of which one
-    is 1: left, right, up, down.
+    `observation` and `view` are those of `nearest`; `way` int32 `[]` is where the player looks in
+    the frame of the observation.
     """
     rows, columns, channels = view
-    middle = (rows // 2) * columns + columns // 2
-    around = middle + np.array([-1, 1, -columns, columns])
-    fields = observation[: rows * columns * channels].reshape(-1, channels)[around]
-    return observation[heading : heading + len(around)] @ fields
+    around = (WAYS + np.array([rows // 2, columns // 2])) @ [columns, 1]
+    return observation[: rows * columns * channels].reshape(-1, channels)[jnp.asarray(around)[way]]
 
 
 def _offsets(rows: int, columns: int) -> np.ndarray:
@@ -90,7 +98,8 @@ def visit(visited: jax.Array, position: jax.Array) -> tuple[jax.Array, jax.Array
     return visited.at[row, column].set(True), ~visited[row, column]
 
 
-def window(visited: jax.Array, position: jax.Array) -> jax.Array:
-    """f32 `[SIGHT_WINDOW²]`: which cells around that of `position` were visited."""
-    around = jax.lax.dynamic_slice(visited, position // CELL, (SIGHT_WINDOW, SIGHT_WINDOW))
-    return around.ravel().astype(jnp.float32)
+def window(visited: jax.Array, position: jax.Array, way: jax.Array) -> jax.Array:
+    """f32 `[SIGHT_WINDOW²]`: which cells around that of `position` were visited, in a frame."""
+    size = SIGHT_WINDOW, SIGHT_WINDOW
+    around = jax.lax.dynamic_slice(visited, position // CELL, size).ravel()
+    return around[jnp.asarray(turned_cells(*size))[way]].astype(jnp.float32)

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from flowrl.envs.base import COUNTS, REWARD_LIMIT, StepOutput
+from flowrl.envs.frames import UP, Frame, way_of
 from flowrl.envs.sight import NOWHERE, ahead, nearest, not_visited, visit, window
 from flowrl.envs.skill_module import SuccessFunctions, Task, TaskModule
 from flowrl.errors import ConfigError, FalseGainError, SkillError
@@ -66,6 +67,7 @@ class WalkState(NamedTuple):
     total: jax.Array  # f32: sum of this episode's rewards
     visited: jax.Array  # bool[rows, columns]: where the player was in this step, or no cells
     seen: jax.Array  # int32[lasting, 2]: where channels of the map were seen last, or none
+    way: jax.Array  # int32: in whose frame the last observation was
     potential: jax.Array  # f32: of this state, by the reward of the step; 0 where the step begins
 
 
@@ -75,6 +77,7 @@ def make_env(
     *,
     max_task_steps: int,
     sight: bool = False,
+    egocentric: bool = False,
     keep_needs: bool = False,
 ) -> SkillEnv:
     """A game that walks the module's plan.
@@ -83,6 +86,7 @@ def make_env(
       max_task_steps: an episode is cut when one task takes as many steps, unless the task has a
         limit of its own.
       sight: experts see the columns of `envs.sight` beside the game's observation.
+      egocentric: they see and move in the player's own frame, if the game says its moves.
       keep_needs: a step is done only while the player still has what later steps need.
 
     Raises:
@@ -97,7 +101,8 @@ def make_env(
         )
     functions, plan = shared_functions(module, max_task_steps=max_task_steps)
     plan = plan._replace(bound=np.asarray(keep_needs))
-    return SkillEnv(game=game, module=module, functions=functions, plan=plan, sight=sight)
+    looks = {"sight": sight, "egocentric": egocentric}
+    return SkillEnv(game=game, module=module, functions=functions, plan=plan, **looks)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -115,11 +120,12 @@ class SkillEnv:
     functions: Mapping[str, SuccessFunctions]
     plan: Plan
     sight: bool = False
+    egocentric: bool = False
 
     @property
     def observation_size(self) -> ObservationSize:
         """Size of one observation."""
-        return self.game.observed(sight=self.sight)
+        return self.game.observed(sight=self.sight, egocentric=self.egocentric)
 
     @property
     def num_counts(self) -> int:
@@ -150,6 +156,7 @@ class SkillEnv:
             total=jnp.zeros((), jnp.float32),
             visited=self._visit(not_visited(self._cells or (0, 0)), world)[0],
             seen=jnp.full((self.game.lasting if self.sight else 0, 2), NOWHERE, jnp.int32),
+            way=jnp.full((), UP, jnp.int32),
             potential=jnp.zeros((), jnp.float32),
         )
 
@@ -158,26 +165,45 @@ class SkillEnv:
 
         Returns:
           f32[observation_size], or a grid without columns beside it; and the state with what is
-          in view among what was seen.
+          in view among what was seen, and the way in whose frame all of this is.
         """
         seen = self.engine.observe(state.world)
         if seen.shape != self.game.observation_shape:  # the networks' error would name no game
             name, size = self.game.name, self.game.observation_size
             problem = f"observe returns {list(seen.shape)}, and observation_size is {size}"
             raise ConfigError(f"{name}: {problem}; see flowrl check --game {name}")
+        view, heading, frame = self.game.view, self.game.heading, self._frame
+        looks = jnp.int32(UP) if heading is None else way_of(seen, heading)
+        reach = (view[0] // 2, view[1] // 2) if view else (0, 0)
+        if frame:
+            seen, view = frame.turned(seen, looks), frame.turned_view
+            state, looks = state._replace(way=looks), jnp.int32(UP)
         if not self.sight or self.game.is_grid:
             return seen, state
         parts = [seen, self._of_step(state), self._spare(state)]
         position = self.engine.position(state.world) if self._cells else jnp.zeros(2, jnp.int32)
-        if self.game.view:
-            columns, places = nearest(seen, self.game.view, state.seen, position)
+        if view:
+            where = {"way": state.way, "reach": reach}
+            columns, places = nearest(seen, view, state.seen, position, **where)
             parts.append(columns)
             state = state._replace(seen=places)
-        if self.game.view and self.game.heading is not None:
-            parts.append(ahead(seen, self.game.view, self.game.heading))
+        if view and heading is not None:
+            parts.append(ahead(seen, view, looks))
         if self._cells:
-            parts.append(window(state.visited, position))
+            parts.append(window(state.visited, position, state.way))
         return jnp.concatenate(parts), state
+
+    def action_of(self, state: WalkState, choice: jax.Array) -> jax.Array:
+        """int32: the game's action of what an expert chose, in the frame of what it saw last."""
+        return self._frame.action_of(choice, state.way) if self._frame else choice
+
+    @property
+    def _frame(self) -> Frame | None:
+        """The player's own frame, if experts see and move in it."""
+        view, heading, moves = self.game.view, self.game.heading, self.game.moves
+        if not (self.egocentric and view and moves) or heading is None:
+            return None
+        return Frame(view, heading, moves)
 
     def _of_step(self, state: WalkState) -> jax.Array:
         """f32[2]: how much the inventory lacks of what the step yields, and its time left."""
@@ -284,6 +310,7 @@ class SkillEnv:
             total=state.total + reward,
             visited=state.visited,
             seen=state.seen,
+            way=state.way,
             potential=jnp.where(completed, 0.0, potential),
         )
         truncated = ~ended & (walked.task_length >= plan.limit[state.task])

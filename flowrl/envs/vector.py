@@ -170,6 +170,10 @@ class BatchedEnv:
         """int32[B]: local index of the expert that acts next in each environment."""
         return jax.vmap(self.env.current_expert)(state.walk)
 
+    def action_of(self, state: BatchedState, choice: jax.Array) -> jax.Array:
+        """int32[B]: the game's actions of what experts chose, int32[B]."""
+        return jax.vmap(self.env.action_of)(state.walk, choice)
+
     def potential(self, state: BatchedState) -> jax.Array:
         """f32[B]: the potentials of the environments' states."""
         return state.walk.potential

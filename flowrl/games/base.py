@@ -120,6 +120,9 @@ class Game:
     heading: int | None = None
     """Where in the observation the four columns begin of which one is 1: the player faces left,
     right, up or down. Without, or without a view, experts do not see what is in front of them."""
+    moves: tuple[int, int, int, int] | None = None
+    """The actions that lead left, right, up and down, where all directions of the world are alike.
+    Experts then see and move in the player's own frame. It needs a view and a heading."""
     cells: tuple[int, int] | None = None
     """Rows and columns of the world in cells of 4 × 4 fields. Without, nobody knows where it has
     been."""
@@ -174,10 +177,20 @@ class Game:
         if self.is_grid and (self.view or self.cells or self.heading is not None):
             what = "an observation that is a grid has no view, heading or cells"
             raise ConfigError(f"{what}; leave them out, or make it a row of numbers")
+        self._check_moves()
         most = self.view[2] if self.view and self.cells else 0
         if type(self.lasting) is not int or not 0 <= self.lasting <= most:
             what = f"lasting is {self.lasting!r:.60}, not a whole number from 0 to {most}"
             raise ConfigError(f"{what}, the channels of a view with cells; correct it")
+
+    def _check_moves(self) -> None:
+        if self.moves is None:
+            return
+        if not self.view or self.heading is None:
+            raise ConfigError("moves need a view and a heading; add them, or leave moves out")
+        if len({*self.moves}) != 4 or not {*self.moves} <= {*range(self.num_actions)}:
+            what = f"moves are {self.moves!r:.60}, not four actions below {self.num_actions}"
+            raise ConfigError(f"{what}; name those that lead left, right, up and down")
 
     @property
     def largest_count(self) -> int:
@@ -205,18 +218,24 @@ class Game:
             return found[0] - found[1], found[1] - found[0]
         return found
 
-    def observed(self, *, sight: bool) -> ObservationSize:
+    def observed(self, *, sight: bool, egocentric: bool) -> ObservationSize:
         """Size of what an expert sees: the observation, with `sight` also the columns beside.
 
-        A grid has no columns beside it.
+        A grid has no columns beside it. `egocentric`, the map is as high as it is wide.
         """
-        if not sight or isinstance(self.observation_size, tuple):
+        if isinstance(self.observation_size, tuple):
             return self.observation_size
+        size = self.observation_size
+        if egocentric and self.moves and self.view:
+            rows, columns, channels = self.view
+            size += (max(rows, columns) ** 2 - rows * columns) * channels
+        if not sight:
+            return size
         channels = self.view[2] if self.view else 0
         nearest = (_NEAREST_COLUMNS + (self.heading is not None)) * channels
         visited = SIGHT_WINDOW**2 if self.cells else 0
         of_step = _STEP_COLUMNS + len(self.items)
-        return self.observation_size + nearest + of_step + visited
+        return size + nearest + of_step + visited
 
     @property
     def import_line(self) -> str:
@@ -280,14 +299,14 @@ def game_folders() -> list[Path]:
     return [place if place.is_dir() else place.parent for place in places]
 
 
-def env_sizes(env_name: str, *, sight: bool) -> tuple[ObservationSize, int]:
+def env_sizes(env_name: str, *, sight: bool, egocentric: bool) -> tuple[ObservationSize, int]:
     """The size of what an expert sees and the number of actions of an environment.
 
     Raises:
       ConfigError: the environment is unknown.
     """
     game = find_game(env_name)
-    return game.observed(sight=sight), game.num_actions
+    return game.observed(sight=sight, egocentric=egocentric), game.num_actions
 
 
 def check_coverage(ppo: PPOConfig, given: Collection[str]) -> None:

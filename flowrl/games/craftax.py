@@ -179,6 +179,7 @@ def _enums(**words: str) -> dict[str, frozenset[str]]:
     return {enum: frozenset(names.split()) for enum, names in words.items()}
 
 
+_MOVES = (1, 2, 3, 4)  # LEFT, RIGHT, UP and DOWN in both games
 CLASSIC = _game(
     "Craftax-Classic-Symbolic-v1",
     "craftax_classic",
@@ -188,6 +189,7 @@ CLASSIC = _game(
     view=(7, 9, 21),
     lasting=17,
     heading=1339,
+    moves=_MOVES,
     cells=(16, 16),
     causes=("lava", "asleep", "zombie", "arrow", *_NEEDS),  # as the engine tells them apart
     num_actions=17,
@@ -208,6 +210,7 @@ FULL = _game(
     view=(9, 11, 83),
     lasting=42,  # blocks, and items such as ladders
     heading=8248,
+    moves=_MOVES,
     cells=(9 * 14, 12),  # of nine floors, two rows apart
     causes=("lava", "asleep", "mob", "arrow", *_NEEDS),
     num_actions=43,

@@ -41,7 +41,7 @@ _TABLE = "--skill_config"
 _FORMER = "former"  # the folder of texts that were corrected
 _OF_ENGINE = ("cpus_per_run", "slurm_args")  # keys of such a table, beside a skill's settings
 GIVEN = (*get_args(arguments.Origin), _TABLE)  # origins of settings that a user gave a start
-_COMMON = ("env_name", "layer_size", "activation", "sight")
+_COMMON = ("env_name", "layer_size", "activation", "sight", "egocentric")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +52,7 @@ class GraphRecord:
     layer_size: Positive
     activation: str
     sight: bool = False
+    egocentric: bool = False
     library: Mapping[str, Word] = field(default_factory=dict)  # embedded skill → its digest
 
 

@@ -183,9 +183,8 @@ def _write_usable(
 
 def expected_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """The array shapes of one expert under a run's configuration, by leaf path."""
-    return expert_shapes(
-        *env_sizes(config["env_name"], sight=config["sight"]), config["layer_size"]
-    )
+    looks = {name: config[name] for name in ("sight", "egocentric")}
+    return expert_shapes(*env_sizes(config["env_name"], **looks), config["layer_size"])
 
 
 def _index(dependency: int | str, completed: Mapping[str, Any]) -> int:

@@ -33,7 +33,7 @@ class Timestep(NamedTuple):
     """One step as it was taken; leaves `[T, B, …]` after a rollout."""
 
     obs: jax.Array
-    action: jax.Array
+    action: jax.Array  # as the expert chose it, in the frame of what it saw
     log_prob: jax.Array
     value: jax.Array
     potential: jax.Array
@@ -63,7 +63,8 @@ def rollout(
         logits, value = dispatch.apply(packed, state.obs, expert, activation=config.activation)
         action = jax.random.categorical(action_key, logits).astype(jnp.int32)
         log_prob = jnp.take_along_axis(jax.nn.log_softmax(logits), action[:, None], -1)[:, 0]
-        obs, env_state, output = env.step(step_key, state.env, action)
+        taken = env.action_of(state.env, action)
+        obs, env_state, output = env.step(step_key, state.env, taken)
         potential = env.potential(state.env)
         step = Timestep(state.obs, action, log_prob, value, potential, output)
         return RolloutState(env_state, obs, key), step

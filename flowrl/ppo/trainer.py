@@ -176,6 +176,7 @@ def walk_of(config: PPOConfig, module: TaskModule) -> SkillEnv:
         module,
         max_task_steps=config.max_task_steps,
         sight=config.sight,
+        egocentric=config.egocentric,
         keep_needs=config.keep_needs,
     )
 
@@ -205,6 +206,7 @@ def open_cache(config: PPOConfig, walk: SkillEnv) -> ProgramCache:
         "functions": list(walk.functions),
         "columns": len(walk.plan.functions),
         "sight": walk.sight,
+        "egocentric": walk.egocentric,
     }
     return ProgramCache(folder.absolute(), key)
 

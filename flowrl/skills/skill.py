@@ -46,7 +46,7 @@ total_timesteps success_state_rate lr anneal_lr num_envs num_steps update_epochs
 gamma gae_lambda clip_eps ent_coef vf_coef max_grad_norm coverage_bonus max_task_steps world_pool
 """
 SKILL_SETTINGS = tuple(_SETTINGS.split())  # flags that may differ from skill to skill
-_OF_GRAPH = ("env_name", "layer_size", "activation", "sight")
+_OF_GRAPH = ("env_name", "layer_size", "activation", "sight", "egocentric")
 _MOST_FLOORS, _MOST_AT_ONCE = 99, 1_000
 _MOST_FRAMES, _MOST_OF_SETTING = 10**12, 100_000
 _MOST_ROWS = 2**22  # of an update

@@ -36,7 +36,7 @@ _KINDS: Mapping[str, DimensionKind] = {
     **{"log": "log_uniform", "int": "int_uniform", "pow2": "uniform_pow2"},
     **{"log_normal": "log_uniform", "logit_normal": "logit"},
 }
-_OF_GRAPH = ("layer_size", "activation", "sight")
+_OF_GRAPH = ("layer_size", "activation", "sight", "egocentric")
 _FIXED = ("success_state_rate", "max_task_steps")  # the goal, which trials are compared by
 _FIELDS = tuple(name for name in SKILL_SETTINGS if name not in _FIXED)
 _SCALE = 0.5

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flowrl.envs.frames import UP, way_of
 from flowrl.envs.sight import CELL, NOWHERE, ahead, nearest, not_visited, visit, window
 from flowrl.envs.skill_module import load_module
 from flowrl.envs.tasks import make_env
@@ -20,6 +23,7 @@ from tests.envs.making import CLASSIC, COAL, FULL, STONE, WOOD, module_text, wit
 
 VIEW = (5, 7, 4)
 AT = jnp.zeros(2, jnp.int32)
+NORTH_UP: Any = {"way": jnp.int32(UP), "reach": (VIEW[0] // 2, VIEW[1] // 2)}
 GAMES = pytest.mark.parametrize("name", [CLASSIC, FULL], ids=["classic", "full"])
 ALWAYS = STONE._replace(is_done="(timestep):\n    return timestep >= 3", count=1)
 
@@ -47,7 +51,9 @@ def test_the_nearest_cell_of_each_channel(data):
     seen = (draw.random(VIEW) < share) * draw.random(VIEW)
     others = draw.random(9)
     observation = np.concatenate([seen.ravel(), others]).astype(np.float32)
-    columns, seen_last = nearest(jnp.asarray(observation), VIEW, jnp.zeros((0, 2), jnp.int32), AT)
+    columns, seen_last = nearest(
+        jnp.asarray(observation), VIEW, jnp.zeros((0, 2), jnp.int32), AT, **NORTH_UP
+    )
     assert np.allclose(columns, plainly(seen))
     assert seen_last.shape == (0, 2)
 
@@ -68,7 +74,9 @@ def test_what_lasts_is_remembered_where_it_was_seen_last(data):
         world ^= draw.random(world.shape) < 0.0005
         top, left = at + margin - [rows // 2, columns // 2]
         view = world[top : top + rows, left : left + columns]
-        told, seen = nearest(jnp.asarray(view.ravel(), jnp.float32), VIEW, seen, jnp.asarray(at))
+        told, seen = nearest(
+            jnp.asarray(view.ravel(), jnp.float32), VIEW, seen, jnp.asarray(at), **NORTH_UP
+        )
         wanted = np.reshape(plainly(view), (channels, 5))
         for channel in range(lasting):
             if wanted[channel, 4]:
@@ -89,11 +97,10 @@ def test_the_cell_in_front_of_the_player(data):
     way = data.draw(st.integers(0, 3))
     draw = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     seen, others = draw.random(VIEW), draw.random(9)
-    others[2:6] = np.eye(4)[way]
     observation = np.concatenate([seen.ravel(), others]).astype(np.float32)
     down, right = [(0, -1), (0, 1), (-1, 0), (1, 0)][way]
     wanted = seen[VIEW[0] // 2 + down, VIEW[1] // 2 + right]
-    assert np.allclose(ahead(jnp.asarray(observation), VIEW, seen.size + 2), wanted)
+    assert np.allclose(ahead(jnp.asarray(observation), VIEW, jnp.int32(way)), wanted)
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 8)), min_size=1, max_size=30))
@@ -107,7 +114,7 @@ def test_visited_cells_are_seen_around_the_player(path):
     row, column = path[-1]
     reach = range(-(SIGHT_WINDOW // 2), SIGHT_WINDOW // 2 + 1)
     wanted = [float((row + down, column + right) in been) for down in reach for right in reach]
-    assert window(visited, CELL * jnp.array(path[-1])).tolist() == wanted
+    assert window(visited, CELL * jnp.array(path[-1]), jnp.int32(UP)).tolist() == wanted
 
 
 @GAMES
@@ -115,13 +122,15 @@ def test_what_is_seen_has_the_length_that_the_game_says(worlds_of, name):
     _, worlds = worlds_of(name)
     module = load_module(module_text(package=PACKAGES[name]))
     game = find_game(name)
-    for sight in (False, True):
-        env = make_env(name, module, max_task_steps=5, sight=sight)
+    for sight, egocentric in itertools.product((False, True), repeat=2):
+        looks = {"sight": sight, "egocentric": egocentric}
+        env = make_env(name, module, max_task_steps=5, **looks)
         seen, _ = jax.vmap(lambda world, env=env: env.observe(env.begin_in(world)))(worlds)
-        assert seen.shape == (8, game.observed(sight=sight)) == (8, env.observation_size)
-        own = seen[:, : game.observation_size]
-        assert (own == jax.vmap(env.engine.observe)(worlds)).all()
+        assert seen.shape == (8, game.observed(**looks)) == (8, env.observation_size)
         assert jnp.isfinite(seen).all()
+        if not egocentric:
+            own = seen[:, : game.observation_size]
+            assert (own == jax.vmap(env.engine.observe)(worlds)).all()
 
 
 @GAMES
@@ -145,7 +154,9 @@ def test_the_heading_lies_where_the_game_says(worlds_of, name):
         turned = worlds.replace(player_direction=jnp.full(8, way))
         seen = jax.vmap(env.engine.observe)(turned)
         blocks = len(env.game.enums["BlockType"])
-        front = jax.vmap(lambda one: ahead(one, env.game.view, env.game.heading))(seen)
+        ways = jax.vmap(lambda one: way_of(one, env.game.heading))(seen)
+        assert set(ways.tolist()) == {way - 1}
+        front = jax.vmap(lambda one, way: ahead(one, env.game.view, way))(seen, ways)
         told = jax.vmap(lambda world: env.engine.features(["facing_block"], step_in(world)))(turned)
         lit = front[:, :blocks].any(axis=-1)
         assert lit.any()

@@ -18,7 +18,7 @@ from flowrl.games.craftax import CLASSIC
 from flowrl.paths import GraphPaths
 from flowrl.runs import ExpertVersion, Shapes, expert_shapes
 
-SHAPES = expert_shapes(CLASSIC.observed(sight=True), CLASSIC.num_actions, 64)
+SHAPES = expert_shapes(CLASSIC.observed(sight=True, egocentric=True), CLASSIC.num_actions, 64)
 
 
 def skill_name(expert: int) -> str:

@@ -65,4 +65,4 @@ def graph_of(graph_paths: GraphPaths, skill: str, game: str) -> SkillGraph:
 
 def shapes_in(game: Game, layer_size: int) -> dict[str, tuple[int, ...]]:
     """The shapes of an expert for a game."""
-    return expert_shapes(game.observed(sight=True), game.num_actions, layer_size)
+    return expert_shapes(game.observed(sight=True, egocentric=True), game.num_actions, layer_size)

@@ -35,8 +35,10 @@ def test_the_members_of_every_enum_are_the_games_own(game):
 
 @BOTH
 @pytest.mark.parametrize("sight", [True, False])
-def test_the_sizes_of_an_environment_are_its_games(game, sight):
-    assert env_sizes(game.name, sight=sight) == (game.observed(sight=sight), game.num_actions)
+@pytest.mark.parametrize("egocentric", [True, False])
+def test_the_sizes_of_an_environment_are_its_games(game, sight, egocentric):
+    looks = {"sight": sight, "egocentric": egocentric}
+    assert env_sizes(game.name, **looks) == (game.observed(**looks), game.num_actions)
 
 
 @pytest.mark.craftax

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import NamedTuple
 
@@ -97,6 +98,7 @@ def test_an_expert_of_a_row_of_numbers_has_no_trunk():
 
 FIELDS = {"name": "G", "num_actions": 3, "capacity": 1, "features": {}, "enums": {}}
 FIELDS |= {"library_folder": Path(), "sources": (), "make": None}
+MAP = {"observation_size": 49, "view": (3, 3, 5), "heading": 45, "num_actions": 5}
 
 
 @pytest.mark.parametrize(
@@ -108,6 +110,10 @@ FIELDS |= {"library_folder": Path(), "sources": (), "make": None}
         ({"observation_size": 4, "num_actions": 2.5}, "cut continuous actions into a few levels"),
         ({"observation_size": SIZE, "cells": (1, 1)}, "a grid has no view, heading or cells"),
         ({"observation_size": SIZE, "view": SIZE}, "a grid has no view, heading or cells"),
+        ({"observation_size": 99, "moves": (0, 1, 2, 3)}, "moves need a view and a heading"),
+        ({**MAP, "moves": (0, 1, 2)}, r"moves are \(0, 1, 2\), not four actions below 5"),
+        ({**MAP, "moves": (0, 1, 2, 2)}, r"moves are \(0, 1, 2, 2\), not four actions"),
+        ({**MAP, "moves": (1, 2, 3, 5)}, r"moves are \(1, 2, 3, 5\), not four actions"),
     ],
 )
 def test_an_observation_that_does_not_fit_is_told_in_a_line(fields, why):
@@ -117,6 +123,7 @@ def test_an_observation_that_does_not_fit_is_told_in_a_line(fields, why):
 
 def test_a_grid_has_no_columns_beside_it():
     game = Game(**FIELDS, observation_size=SIZE)
-    assert game.observed(sight=True) == game.observed(sight=False) == SIZE
+    for sight, egocentric in itertools.product((True, False), repeat=2):
+        assert game.observed(sight=sight, egocentric=egocentric) == SIZE
     assert game.is_grid
     assert not Game(**FIELDS, observation_size=9).is_grid

@@ -599,6 +599,7 @@ MADE_ANEW = {
     "precision": {"act", "learn"},
     "sight": SIZES
     | {"worlds", "keys", "shards", "ready", "pad", "unpack"},  # another game, as it were
+    "egocentric": SIZES | {"worlds", "keys", "shards", "ready", "pad", "unpack"},
 }
 CHANGES = {
     "env_name": "Craftax-Classic-Symbolic-v1",  # another game has other modules

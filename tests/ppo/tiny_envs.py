@@ -74,6 +74,9 @@ class TinyEnv:
     def current_expert(self, state: State) -> jax.Array:
         return state.expert
 
+    def action_of(self, state: State, choice: jax.Array) -> jax.Array:
+        return choice
+
     def potential(self, state: State) -> jax.Array:
         return jnp.zeros(state.length.shape)
 

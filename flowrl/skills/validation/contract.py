@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from flowrl.envs.frames import way_of
 from flowrl.errors import RAISED, FlowrlError, format_raised
 from flowrl.games.base import INVENTORIES, Engine, Game, WorldStep, find_game
 from flowrl.games.random_play import moments_of, play, settle
@@ -63,6 +64,7 @@ def broken_promises(game: Game) -> list[str]:
     if not lines:
         with _promise(lines, "play"):
             _check_values(game, engine, lines)
+            _check_moves(game, engine)
     return lines
 
 
@@ -180,6 +182,22 @@ def _check_values(game: Game, engine: Engine, lines: list[str]) -> None:
             pairs = zip(jax.tree.leaves(values), jax.tree.leaves(alone[name]), strict=True)
             if not all(_close(batch[0], one) for batch, one in pairs):
                 raise _BrokenError("is another value under jax.vmap; compute it from arrays alone")
+
+
+def _check_moves(game: Game, engine: Engine) -> None:
+    """Check that each of a game's moves turns the player to where it leads."""
+    if game.moves is None or game.heading is None:
+        return
+    key, heading = jax.random.key(3), game.heading
+
+    def looks(action: jax.Array) -> jax.Array:
+        world, _ = engine.step(key, settle(engine.reset(key)), action)
+        return way_of(engine.observe(world), heading)
+
+    ways = jax.jit(jax.vmap(looks), compiler_options=_QUICK)(jnp.array(game.moves))
+    if ways.tolist() != [*range(len(game.moves))]:
+        what = f"after moves {game.moves} in a new world the player looks {ways.tolist()}"
+        raise _BrokenError(f"{what}, not left, right, up, down (0 to 3); correct moves or heading")
 
 
 def _traced(function: Callable[..., Any], *given: Any) -> Any:

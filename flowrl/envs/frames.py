@@ -1,0 +1,70 @@
+"""The player's own frame: the map turned so that the player looks up; a leaf of pure functions.
+
+No direction of a game's world is special. In the player's frame, states that differ by a turn alone
+are one state, and what an expert learns in one of them holds in the others.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+WAYS = np.array([[0, -1], [0, 1], [-1, 0], [1, 0]])  # left, right, up, down: as rows and columns
+UP = 2  # the way of a player whose frame is the world's
+# int[4, 2, 2]: offset in the world @ TURNS[way] = offset in the frame of who looks that way.
+TURNS = np.array([[[-down, right], [-right, -down]] for down, right in WAYS])
+_BACK = TURNS.swapaxes(1, 2)
+
+
+class Frame(NamedTuple):
+    """How a game's observations and actions are turned into the frame of its player."""
+
+    view: tuple[int, int, int]
+    """Rows, columns and channels of the map that an observation begins with."""
+    heading: int
+    """Where in the observation the four columns begin that say the way."""
+    moves: tuple[int, int, int, int]
+    """The actions that lead left, right, up and down."""
+
+    @property
+    def turned_view(self) -> tuple[int, int, int]:
+        """Rows, columns and channels of the turned map: a square, in which it also lies across."""
+        side = max(self.view[:2])
+        return side, side, self.view[2]
+
+    def turned(self, observation: jax.Array, way: jax.Array) -> jax.Array:
+        """An observation f32 `[O]` in the frame of who looks that way: its heading is up."""
+        rows, columns, channels = self.view
+        size = rows * columns * channels
+        cells = observation[:size].reshape(-1, channels)
+        cells = jnp.concatenate([cells, jnp.zeros((1, channels), cells.dtype)])
+        up, start = np.arange(len(WAYS)) == UP, self.heading - size
+        rest = observation[size:].at[start : start + len(WAYS)].set(jnp.asarray(up, cells.dtype))
+        return jnp.concatenate([cells[jnp.asarray(turned_cells(rows, columns))[way]].ravel(), rest])
+
+    def action_of(self, choice: jax.Array, way: jax.Array) -> jax.Array:
+        """int32 `[]`: the game's action of one that was chosen in the frame of who looks so."""
+        ways = WAYS @ _BACK  # [4, 4, 2]: of each frame's directions in the world
+        to = np.array(self.moves)[(ways[:, :, None] == WAYS).all(axis=-1).argmax(axis=-1)]
+        moves = choice == jnp.array(self.moves)
+        return jnp.where(moves.any(), jnp.asarray(to)[way, jnp.argmax(moves)], choice)
+
+
+def turned_cells(rows: int, columns: int) -> np.ndarray:
+    """int `[4, S²]`: for each way and cell of the turned map its cell in a map of R × C.
+
+    Cells are numbered row by row. R C stands for none, where the turned map shows nothing.
+    """
+    side = max(rows, columns)
+    offsets = np.indices((side, side)).reshape(2, -1).T - side // 2
+    places = offsets @ _BACK + [rows // 2, columns // 2]
+    inside = ((places >= 0) & (places < [rows, columns])).all(axis=-1)
+    return np.where(inside, places[..., 0] * columns + places[..., 1], rows * columns)
+
+
+def way_of(observation: jax.Array, heading: int) -> jax.Array:
+    """int32 `[]`: the way that the player looks; four columns for it begin at `heading`."""
+    return jnp.argmax(observation[heading : heading + len(WAYS)]).astype(jnp.int32)
