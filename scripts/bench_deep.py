@@ -14,7 +14,8 @@ not come to a share of success counts with all its frames, and its row says so.
 With --plan the arms differ in what a long plan does to experts that were trained before. All arms
 of a seed begin with copies of one graph, in which what the target needs is trained.
 
---speed instead takes updates with sight and without it in turns.
+--speed instead takes updates of experts with sight in the player's frame, and of experts that see
+the game's observation alone, in turns.
 """
 
 from __future__ import annotations
@@ -37,10 +38,12 @@ from flowrl.paths import GraphPaths, slug
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.skill import load_library
 
+WORLDS_FRAME = {"egocentric": False, "settled_frames": 0}
 ARMS = {
-    "the game's observation": {"sight": False, "settled_frames": 0},
-    "sight": {"sight": True, "coverage_bonus": 0.0, "settled_frames": 0},
-    "sight, coverage bonus": {"sight": True, "coverage_bonus": 0.03, "settled_frames": 0},
+    "the game's observation": {**WORLDS_FRAME, "sight": False},
+    "sight": {**WORLDS_FRAME, "coverage_bonus": 0.0},
+    "sight, coverage bonus": WORLDS_FRAME,
+    "sight, coverage bonus, the player's frame": {"settled_frames": 0},
 }
 OFF = {"keep_needs": False, "settled_frames": 0, "schedule_timesteps": 10_000_000}
 PLAN_ARMS = {
@@ -145,15 +148,18 @@ def _row(case: str, before: list[Learned], after: list[Learned], share: float) -
 
 
 def speed(rounds: int) -> Row:
-    """Environment steps per second of whole updates, with sight over without it."""
+    """Environment steps per second of whole updates, by what experts see."""
     from bench_ppo import SKILL, UPDATES, Ours  # loads JAX
     from training_cases import opened, planned
 
-    configs = [PPOConfig(sight=sight, success_state_rate=2.0) for sight in (True, False)]
+    looks = [{"sight": more, "egocentric": more} for more in (True, False)]
+    configs = [PPOConfig(success_state_rate=2.0, **each) for each in looks]
     ours, baseline = (Ours(opened(planned(SKILL, each), each)) for each in configs)
     steps = UPDATES * configs[0].num_envs * configs[0].num_steps
     pair = paired(ours, baseline, rounds=rounds)
-    return pair.rate_row("whole updates, 64 x 64, sight", work=steps, unit="steps/s")
+    return pair.rate_row(
+        "whole updates, 64 x 64, sight in the player's frame", work=steps, unit="steps/s"
+    )
 
 
 def main() -> int:

@@ -20,7 +20,7 @@ _BACK = TURNS.swapaxes(1, 2)
 
 
 class Frame(NamedTuple):
-    """How a game's observations and actions are turned into the frame of its player."""
+    """The turn of a game's observations into the frame of its player, and of actions back."""
 
     view: tuple[int, int, int]
     """Rows, columns and channels of the map that an observation begins with."""
