@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import os
+import signal
 import sys
 import termios
 import time
@@ -74,7 +75,11 @@ def check_encoder(path: Path) -> None:
 
 
 def check_terminal(console: Console) -> None:
-    """Raise ConfigError if a terminal is too small for a picture, or does not say its size."""
+    """Raise ConfigError if a terminal has no colours, says no size, or is too small for a film."""
+    if console.is_dumb_terminal or console.no_color:
+        why = "NO_COLOR is set" if console.no_color else f"TERM is {os.environ.get('TERM')}"
+        problem = f"the terminal is to show no colours, as {printable(why)}"
+        raise ConfigError(f"{problem}; unset it, or name a file with -o play.gif")
     if console.is_terminal and 0 in os.get_terminal_size(console.file.fileno()):
         problem = "the terminal does not say its size"
         raise ConfigError(f"{problem}; try `stty rows 24 cols 80`, or name a file with -o play.gif")
@@ -167,6 +172,7 @@ def show(film: Film, console: Console, *, fps: int) -> None:
     console.show_cursor(show=False)
     console.clear()
     before = None
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the cursor comes back, too
     try:
         for frame, text, hold in zip(film.frames, texts, film.holds, strict=True):
             picture = Picture(_not_too_slim(frame), "auto", "auto")

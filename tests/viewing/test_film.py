@@ -224,6 +224,41 @@ def test_a_small_terminal_is_refused_and_the_smallest_one_shows_any_picture():
         assert "\x1bP" in played(film, SIXEL)
 
 
+@pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
+def test_a_terminal_without_colours_is_refused(monkeypatch, name, value):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    check_terminal(Console(width=20, height=12))
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=rf"no colours, as {name} is .*; unset it, or name a fil"):
+        check_terminal(Console(force_terminal=True, width=20, height=12, file=io.StringIO()))
+
+
+def test_a_film_that_is_ended_gives_the_cursor_back():
+    screen, terminal = os.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("4H", 12, 20, 192, 160))
+    with tempfile.NamedTemporaryFile() as file:
+        frames = a_film(2, (4, 4)).frames
+        file.write(packed(frames=frames, captions=["a", "b"], holds=[9.0, 0.0]))
+        file.flush()
+        words = [sys.executable, "-c", PLAY, file.name]
+        child = subprocess.Popen(words, stdin=terminal, stdout=terminal, stderr=subprocess.DEVNULL)
+        os.close(terminal)
+        said = ""
+        while "▀" not in said:
+            said += os.read(screen, 65536).decode(errors="replace")
+            if said.endswith("\x1b[c"):
+                os.write(screen, PLAIN.encode())
+        child.terminate()
+        with contextlib.suppress(OSError):
+            while part := os.read(screen, 65536).decode(errors="replace"):
+                said += part
+        os.close(screen)
+        assert child.wait() != 0
+    assert "\x1b[?25l" in said
+    assert said.rpartition("\x1b[?25h")[2].strip() == ""
+
+
 def test_a_terminal_that_can_draws_the_pixels_themselves():
     film = a_film(3, (40, 80))
     by_sixel, by_kitty = played(film, SIXEL), played(film, PLAIN, KITTY)
