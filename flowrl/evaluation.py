@@ -75,13 +75,13 @@ class PlayedTimestep(NamedTuple):
     state: BatchedState
     """Before the timestep."""
     logits: jax.Array
-    """f32[B, actions]"""
+    """f32[B, actions]: of the experts' choices, in the frame of what they saw"""
     values: jax.Array
     """f32[B]"""
     key: jax.Array
     """The key that `BatchedEnv.step` took."""
     actions: jax.Array
-    """int32[B]"""
+    """int32[B]: the game's"""
     output: StepOutput
     """Leaves [B]."""
 
