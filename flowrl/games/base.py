@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.util
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
@@ -186,8 +187,9 @@ class Game:
     def _check_moves(self) -> None:
         if self.moves is None:
             return
-        if not self.view or self.heading is None:
-            raise ConfigError("moves need a view and a heading; add them, or leave moves out")
+        if not self.view or (self.heading or 0) < math.prod(self.view):
+            problem = "moves need a view, and a heading that begins behind it"
+            raise ConfigError(f"{problem}; add them, or leave moves out")
         if len({*self.moves}) != 4 or not {*self.moves} <= {*range(self.num_actions)}:
             what = f"moves are {self.moves!r:.60}, not four actions below {self.num_actions}"
             raise ConfigError(f"{what}; name those that lead left, right, up and down")
