@@ -36,7 +36,7 @@ RUN = runs.TrainingRun(
             lineage=(runs.LineageEntry(run_id="e0.a1.aa", frames=9),),
         ),
     ),
-    config={"lr": 0.001},
+    config={"egocentric": True, "lr": 0.001},
     module_sha256=hashlib.sha256(b"PLAN = []\n").hexdigest(),
 )
 RESULT = runs.RunResult(
@@ -61,6 +61,13 @@ def test_a_run_comes_back_as_written(tmp_path):
     run_paths = RunPaths(tmp_path, 4)
     runs.write_run(run_paths, RUN)
     assert runs.read_run(run_paths) == RUN
+
+
+def test_a_run_of_an_earlier_version_was_not_egocentric(tmp_path):
+    run_paths = RunPaths(tmp_path, 4)
+    runs.write_run(run_paths, RUN)
+    rewrite(run_paths.run_json, lambda facts: facts["config"].pop("egocentric"))
+    assert runs.read_run(run_paths).config == {"egocentric": False, "lr": 0.001}
 
 
 def test_a_run_that_says_no_limits_has_none(tmp_path):

@@ -40,11 +40,15 @@ class CountingWorlds:
             total=jnp.zeros((), jnp.float32),
             visited=jnp.zeros((0, 0), bool),
             seen=jnp.zeros((0, 2), jnp.int32),
+            way=zero,
             potential=jnp.zeros((), jnp.float32),
         )
 
     def observe(self, state: WalkState) -> tuple[jax.Array, WalkState]:
         return state.length[None].astype(jnp.float32), state
+
+    def action_of(self, state: WalkState, choice: jax.Array) -> jax.Array:
+        return choice
 
     def current_expert(self, state: WalkState) -> jax.Array:
         return jnp.zeros((), jnp.int32)

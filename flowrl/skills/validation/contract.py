@@ -24,7 +24,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from flowrl.envs.frames import way_of
 from flowrl.errors import RAISED, FlowrlError, format_raised
 from flowrl.games.base import INVENTORIES, Engine, Game, WorldStep, find_game
 from flowrl.games.random_play import moments_of, play, settle
@@ -186,17 +185,17 @@ def _check_values(game: Game, engine: Engine, lines: list[str]) -> None:
 
 def _check_moves(game: Game, engine: Engine) -> None:
     """Check that each of a game's moves turns the player to where it leads."""
-    if game.moves is None or game.heading is None:
+    key, moves, heading = jax.random.key(3), game.moves, game.heading
+    if moves is None or heading is None:
         return
-    key, heading = jax.random.key(3), game.heading
 
     def looks(action: jax.Array) -> jax.Array:
         world, _ = engine.step(key, settle(engine.reset(key)), action)
-        return way_of(engine.observe(world), heading)
+        return jnp.argmax(engine.observe(world)[heading : heading + len(moves)])
 
-    ways = jax.jit(jax.vmap(looks), compiler_options=_QUICK)(jnp.array(game.moves))
-    if ways.tolist() != [*range(len(game.moves))]:
-        what = f"after moves {game.moves} in a new world the player looks {ways.tolist()}"
+    ways = jax.jit(jax.vmap(looks), compiler_options=_QUICK)(jnp.array(moves))
+    if ways.tolist() != [*range(len(moves))]:
+        what = f"after moves {moves} in a new world the player looks {ways.tolist()}"
         raise _BrokenError(f"{what}, not left, right, up, down (0 to 3); correct moves or heading")
 
 
