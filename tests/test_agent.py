@@ -258,7 +258,7 @@ def test_an_agent_acts_in_a_fresh_world_of_craftax(agent):
     """The tiny game's graph does the same in every run of the tests, with experts that learned."""
     import flowrl.agent
 
-    sizes = expert_shapes(1888, 17, 64)
+    sizes = expert_shapes(1216, 17, 64)
     found = flowrl.load_agent(agent)
     luck = np.random.default_rng(0)
     leaves = {name: luck.normal(size=shape).astype("f4") * 0.01 for name, shape in sizes.items()}
@@ -266,7 +266,7 @@ def test_an_agent_acts_in_a_fresh_world_of_craftax(agent):
     object.__setattr__(found, "params", {0: tree, 1: tree})
     first, again = (list(found.play(TABLE, seed=5)) for _ in range(2))
     assert [step.action for step in first] == [step.action for step in again]
-    assert first[0].observation.shape == (1888,)
+    assert first[0].observation.shape == (1216,)
     assert [step.done for step in first] == [False] * (len(first) - 1) + [True]
 
 

@@ -29,21 +29,18 @@ class Frame(NamedTuple):
     moves: tuple[int, int, int, int]
     """The actions that lead left, right, up and down."""
 
-    @property
-    def turned_view(self) -> tuple[int, int, int]:
-        """Rows, columns and channels of the turned map: a square, in which it also lies across."""
-        side = max(self.view[:2])
-        return side, side, self.view[2]
-
     def turned(self, observation: jax.Array, way: jax.Array) -> jax.Array:
-        """An observation f32 `[O]` in the frame of who looks that way: its heading is up."""
+        """An observation f32 `[O]` in the frame of who looks that way: its heading is up.
+
+        Of the map it has the square around the player that is in view in every way.
+        """
         rows, columns, channels = self.view
         size = rows * columns * channels
-        cells = observation[:size].reshape(-1, channels)
-        cells = jnp.concatenate([cells, jnp.zeros((1, channels), cells.dtype)])
+        cells = jnp.asarray(turned_cells(rows, columns))[way]
+        cells = observation[:size].reshape(-1, channels)[cells].ravel()
         up, start = np.arange(len(WAYS)) == UP, self.heading - size
         rest = observation[size:].at[start : start + len(WAYS)].set(jnp.asarray(up, cells.dtype))
-        return jnp.concatenate([cells[jnp.asarray(turned_cells(rows, columns))[way]].ravel(), rest])
+        return jnp.concatenate([cells, rest])
 
     def action_of(self, choice: jax.Array, way: jax.Array) -> jax.Array:
         """int32 `[]`: the game's action of one that was chosen in the frame of who looks so."""
@@ -56,13 +53,11 @@ class Frame(NamedTuple):
 def turned_cells(rows: int, columns: int) -> np.ndarray:
     """int `[4, S²]`: for each way and cell of the turned map its cell in a map of R × C.
 
-    Cells are numbered row by row. R C stands for none, where the turned map shows nothing.
+    Cells are numbered row by row; S is the less of R and C.
     """
-    side = max(rows, columns)
+    side = min(rows, columns)
     offsets = np.indices((side, side)).reshape(2, -1).T - side // 2
-    places = offsets @ _BACK + [rows // 2, columns // 2]
-    inside = ((places >= 0) & (places < [rows, columns])).all(axis=-1)
-    return np.where(inside, places[..., 0] * columns + places[..., 1], rows * columns)
+    return (offsets @ _BACK + [rows // 2, columns // 2]) @ [columns, 1]
 
 
 def way_of(observation: jax.Array, heading: int) -> jax.Array:

@@ -3,8 +3,8 @@
 They are functions of what was observed in the episode, of the player's own moves and of the plan's
 step, so nothing hidden is told. In order: what the step still lacks and the time it has left (both
 by `SkillEnv`), of each channel of the map the nearest cell in view, else the one seen last, what is
-in front of the player, and where the player has been in this step. Offsets and maps are in the
-frame of the observation, which may be the player's own (`envs.frames`).
+in front of the player, and where the player has been in this step. Offsets and cells visited are in
+the frame of a way, which may be the player's own (`envs.frames`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ def nearest(
     position: jax.Array,
     *,
     way: jax.Array,
-    reach: tuple[int, int],
 ) -> tuple[jax.Array, jax.Array]:
     """The nearest field of each channel of the map, and where it is.
 
@@ -43,27 +42,27 @@ def nearest(
       seen: int32 `[L, 2]`: row and column in the world where each of the first L channels was seen
         last, else NOWHERE; the other channels are not remembered.
       position: int32 `[2]`: row and column of the player.
-      way: int32 `[]`: the way in whose frame the observation is.
-      reach: how far the player sees up or down, and left or right, in the world.
+      way: int32 `[]`: the way in whose frame the offsets are told.
 
     Returns:
       f32 `[5 K]`: offsets down and right, their signs, and 1 / (1 + distance); 0 without a field.
       int32 `[L, 2]`: `seen`, this view included.
     """
     rows, columns, channels = view
-    offsets = _offsets(rows, columns)
+    offsets = jnp.asarray(_offsets(rows, columns))[way]
     order = (offsets[:, 0] + rows // 2) * columns + offsets[:, 1] + columns // 2
     fields = observation[: rows * columns * channels].reshape(-1, channels)[order] > 0
     known = fields.any(axis=0)
-    places = jnp.asarray(offsets, jnp.int32)[jnp.argmax(fields, axis=0)]
-    lasting, turn = len(seen), jnp.asarray(TURNS, jnp.int32)[way]
+    places = offsets[jnp.argmax(fields, axis=0)]
+    lasting = len(seen)
     if lasting:
         before = seen - position
-        hidden = (jnp.abs(before) > np.array(reach)).any(axis=1)
-        remembered, before = hidden & (seen[:, 0] != NOWHERE), before @ turn
+        hidden = (jnp.abs(before) > np.array([rows // 2, columns // 2])).any(axis=1)
+        remembered = hidden & (seen[:, 0] != NOWHERE)
         places = places.at[:lasting].set(jnp.where(known[:lasting, None], places[:lasting], before))
         known = known.at[:lasting].set(known[:lasting] | remembered)
-    now = jnp.where(known[:lasting, None], position + places[:lasting] @ turn.T, NOWHERE)
+    now = jnp.where(known[:lasting, None], position + places[:lasting], NOWHERE)
+    places = places @ jnp.asarray(TURNS, jnp.int32)[way]
     distance = jnp.abs(places).sum(axis=1, keepdims=True)
     near = _SCALE * jnp.clip(places, -_FAR, _FAR)
     told = jnp.concatenate([near, jnp.sign(places), 1.0 / (1.0 + distance)], axis=1)
@@ -73,8 +72,7 @@ def nearest(
 def ahead(observation: jax.Array, view: tuple[int, int, int], way: jax.Array) -> jax.Array:
     """The channels f32 `[K]` of the field in front of the player.
 
-    `observation` and `view` are those of `nearest`; `way` int32 `[]` is where the player looks in
-    the frame of the observation.
+    `observation` and `view` are those of `nearest`; `way` int32 `[]` is where the player looks.
     """
     rows, columns, channels = view
     around = (WAYS + np.array([rows // 2, columns // 2])) @ [columns, 1]
@@ -82,9 +80,13 @@ def ahead(observation: jax.Array, view: tuple[int, int, int], way: jax.Array) ->
 
 
 def _offsets(rows: int, columns: int) -> np.ndarray:
-    """int `[R C, 2]`: the fields in view from the player, nearest first, then by row and column."""
+    """int32 `[4, R C, 2]`: for each way the fields in view from the player, nearest first.
+
+    Those that are as near come by row and column in the frame of that way.
+    """
     fields = np.indices((rows, columns)).reshape(2, -1).T - [rows // 2, columns // 2]
-    return fields[np.lexsort((fields[:, 1], fields[:, 0], np.abs(fields).sum(1)))]
+    keys = ((each[:, 1], each[:, 0], np.abs(each).sum(1)) for each in fields @ TURNS)
+    return np.stack([fields[np.lexsort(key)] for key in keys]).astype(np.int32)
 
 
 def not_visited(cells: tuple[int, int]) -> jax.Array:

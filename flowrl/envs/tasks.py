@@ -173,18 +173,15 @@ class SkillEnv:
             problem = f"observe returns {list(seen.shape)}, and observation_size is {size}"
             raise ConfigError(f"{name}: {problem}; see flowrl check --game {name}")
         view, heading, frame = self.game.view, self.game.heading, self._frame
-        looks = jnp.int32(UP) if heading is None else way_of(seen, heading)
-        reach = (view[0] // 2, view[1] // 2) if view else (0, 0)
+        looks, shown = jnp.int32(UP) if heading is None else way_of(seen, heading), seen
         if frame:
-            seen, view = frame.turned(seen, looks), frame.turned_view
-            state, looks = state._replace(way=looks), jnp.int32(UP)
+            state, shown = state._replace(way=looks), frame.turned(seen, looks)
         if not self.sight or self.game.is_grid:
-            return seen, state
-        parts = [seen, self._of_step(state), self._spare(state)]
+            return shown, state
+        parts = [shown, self._of_step(state), self._spare(state)]
         position = self.engine.position(state.world) if self._cells else jnp.zeros(2, jnp.int32)
         if view:
-            where = {"way": state.way, "reach": reach}
-            columns, places = nearest(seen, view, state.seen, position, **where)
+            columns, places = nearest(seen, view, state.seen, position, way=state.way)
             parts.append(columns)
             state = state._replace(seen=places)
         if view and heading is not None:

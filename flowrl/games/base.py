@@ -223,14 +223,14 @@ class Game:
     def observed(self, *, sight: bool, egocentric: bool) -> ObservationSize:
         """Size of what an expert sees: the observation, with `sight` also the columns beside.
 
-        A grid has no columns beside it. `egocentric`, the map is as high as it is wide.
+        A grid has no columns beside it. `egocentric`, the map is cut to a square.
         """
         if isinstance(self.observation_size, tuple):
             return self.observation_size
         size = self.observation_size
         if egocentric and self.moves and self.view:
             rows, columns, channels = self.view
-            size += (max(rows, columns) ** 2 - rows * columns) * channels
+            size += (min(rows, columns) ** 2 - rows * columns) * channels
         if not sight:
             return size
         channels = self.view[2] if self.view else 0

@@ -23,7 +23,7 @@ from tests.envs.making import CLASSIC, COAL, FULL, STONE, WOOD, module_text, wit
 
 VIEW = (5, 7, 4)
 AT = jnp.zeros(2, jnp.int32)
-NORTH_UP: Any = {"way": jnp.int32(UP), "reach": (VIEW[0] // 2, VIEW[1] // 2)}
+NORTH_UP: Any = {"way": jnp.int32(UP)}
 GAMES = pytest.mark.parametrize("name", [CLASSIC, FULL], ids=["classic", "full"])
 ALWAYS = STONE._replace(is_done="(timestep):\n    return timestep >= 3", count=1)
 
