@@ -477,7 +477,7 @@ def from_json(kind: type[Config], data: Mapping[str, Any], **required: Any) -> C
     A missing flag has its default, or its value in `required`; an unknown one is left out. Raises
     ConfigError for a value of another type, or one that makes no sense.
     """
-    default = kind(**required)
+    default, data = kind(**required), {"egocentric": False, **data}  # as before there was the flag
     values = {name: _read(kind, name, data[name]) for name in flags(default) if name in data}
     return checked(with_flags(default, **values))
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import statistics
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import jax
@@ -49,9 +49,8 @@ class Case:
     @property
     def config(self) -> PPOConfig:
         # The baseline sees the game's observation alone. A share above 1 is never reached.
-        return PPOConfig(
-            num_envs=self.num_envs, layer_size=self.width, sight=False, success_state_rate=2.0
-        )
+        sizes = PPOConfig(num_envs=self.num_envs, layer_size=self.width)
+        return replace(sizes, sight=False, egocentric=False, success_state_rate=2.0)
 
     @property
     def plan(self) -> tuple[PlannedStep, ...]:

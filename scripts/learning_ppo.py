@@ -109,7 +109,7 @@ def _median(values: Sequence[float]) -> float:
 
 def _ours(goal: Goal, seed: int) -> tuple[Reached, int]:
     """When the share was enough, and the steps at which flowrl's own trainer would stop."""
-    run = opened(goal.plan, PPOConfig(seed=seed, sight=False))
+    run = opened(goal.plan, PPOConfig(seed=seed, sight=False, egocentric=False))
     config, env, learner = run.config, run.env, run.learner
     run.programs.wait()
     newest, episodes = Newest(), EpisodeLog(config.num_envs, env.num_tasks)
@@ -135,7 +135,7 @@ def _ours(goal: Goal, seed: int) -> tuple[Reached, int]:
 
 
 def _baseline(goal: Goal, seeds: int) -> Iterator[Reached]:
-    run = opened(goal.plan, PPOConfig(sight=False))
+    run = opened(goal.plan, PPOConfig(sight=False, egocentric=False))
     baseline = Baseline(TaskEnv(run.module, run.config), run.config, updates=1)
     for seed in range(seeds):
         baseline.begin(seed)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from flowrl import bottomup, bottomup_parallel, console, notices, storage
+from flowrl import bottomup, bottomup_parallel, cli, console, notices, storage
 from flowrl.config import PPOConfig
 from flowrl.errors import EXIT_DISK_FULL, EXIT_IO, FileRefusedError
 from flowrl.launchers.sandbox import may_pass
@@ -140,6 +140,8 @@ def test_a_graph_of_an_earlier_version_is_not_egocentric(tmp_path, capsys):
     sealing.reseal(graph_paths.graph_json)
     assert bottomup.main([f"--graph_path={tmp_path / 'graph'}"]) == 2
     assert "was begun with --no_egocentric, not --egocentric" in capsys.readouterr().err
+    assert cli.main(["plan", str(graph_paths.root), "Collect Wood"]) == 0
+    assert "Collect Wood" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("unchanged_sigterm")

@@ -40,9 +40,8 @@ class SkillsOfGraph(ReportCommand):
         """The skills of the library and of files; for skills in training, the kept source."""
         refuse_other_folder(self.graph_path)
         graph_paths = GraphPaths(self.graph_path)
-        config = (
-            recorded_config(graph_paths) if graph_paths.config_json.exists() else BottomUpConfig()
-        )
+        begun = graph_paths.config_json.exists() or graph_paths.graph_json.exists()
+        config = recorded_config(graph_paths) if begun else BottomUpConfig()
         given = {"env_name": self.env_name, "skills_dir": self.skills_dir}
         config = with_flags(config, **{name: value for name, value in given.items() if value})
         check_graph_record(graph_paths, config.ppo)

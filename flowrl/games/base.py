@@ -190,7 +190,15 @@ class Game:
         if not self.view or (self.heading or 0) < math.prod(self.view):
             problem = "moves need a view, and a heading that begins behind it"
             raise ConfigError(f"{problem}; add them, or leave moves out")
-        if len({*self.moves}) != 4 or not {*self.moves} <= {*range(self.num_actions)}:
+        if not self.view[0] % 2 == self.view[1] % 2 == 1:
+            what = f"view is {self.view}, and moves need a map with a middle"
+            raise ConfigError(f"{what}; make its rows and columns odd, or leave moves out")
+        are_whole = isinstance(self.moves, tuple) and all(type(each) is int for each in self.moves)
+        if (
+            not are_whole
+            or len({*self.moves}) != 4
+            or not {*self.moves} <= {*range(self.num_actions)}
+        ):
             what = f"moves are {self.moves!r:.60}, not four actions below {self.num_actions}"
             raise ConfigError(f"{what}; name those that lead left, right, up and down")
 

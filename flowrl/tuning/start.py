@@ -134,6 +134,7 @@ def _recorded(graph_paths: GraphPaths, skill: str | None) -> tuple[configs.Confi
         if each.skill == skill and run_paths.run_json.exists():
             run = read_run(run_paths)
             given = {name: run.config[name] for name, o in run.origins.items() if o in GIVEN}
+            given["egocentric"] = run.config["egocentric"]  # a missing one means an earlier version
             return configs.from_json(PPOConfig, given), recorded.graph
     return recorded.ppo, recorded.graph
 
