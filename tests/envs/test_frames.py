@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flowrl import agent
 from flowrl.envs.frames import TURNS, UP, WAYS, Frame, turned_cells, way_of
 from flowrl.envs.sight import NOWHERE, ahead, nearest, window
 from flowrl.envs.skill_module import load_module
@@ -157,3 +158,16 @@ def test_four_players_who_differ_by_their_way_alone_see_one_world_four_times(wor
 def env_of(name):
     module = load_module(module_text(package=PACKAGES[name]))
     return make_env(name, module, max_task_steps=5, sight=True, egocentric=True)
+
+
+def test_an_agent_that_chooses_up_goes_where_the_player_looks(worlds_of, monkeypatch):
+    env = env_of(CLASSIC)
+    up = jnp.full((1, env.game.num_actions), -1e9).at[0, env.game.moves[UP]].set(0.0)
+    monkeypatch.setattr(agent.dispatch, "apply", lambda *_, **__: (up, jnp.zeros(1)))
+    world = jax.tree.map(lambda leaf: leaf[0], worlds_of(CLASSIC)[1])
+    act = jax.jit(partial(agent._act, env, "tanh", None))
+    for way, move in enumerate(env.game.moves):
+        state = env.begin_in(world.replace(player_direction=jnp.int32(way + 1)))
+        state, _, action, _ = act(jax.random.key(0), state)
+        assert int(action) == move
+        assert int(state.world.player_direction) == way + 1

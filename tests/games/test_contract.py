@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -13,6 +14,7 @@ import pytest
 from flowrl.cli import main
 from flowrl.commands.check import check_files
 from flowrl.games.base import Game, find_game
+from flowrl.games.craftax import CLASSIC
 from flowrl.skills.validation import contract
 from flowrl.skills.validation.dry_run import check_game
 from tests.games.installing import HERE, forget_games, installed
@@ -177,3 +179,10 @@ def test_files_beside_a_game_and_unknown_games_are_refused(capsys):
         "Craftx-Symbolic-v1 is unknown; closest are 'Craftax-Symbolic-v1'"
         in capsys.readouterr().err
     )
+
+
+def test_moves_that_turn_the_player_another_way_are_told():
+    moves = dataclasses.replace(CLASSIC, moves=(2, 1, 3, 4))
+    with pytest.raises(contract._BrokenError, match=r"the player looks \[1, 0, 2, 3\], not left"):
+        contract._check_moves(moves, CLASSIC.make())
+    contract._check_moves(CLASSIC, CLASSIC.make())

@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 
 from flowrl.config import PPOConfig
+from flowrl.networks import dispatch
 from flowrl.networks.grouped import pack
 from flowrl.networks.moe import ActorCritic
 from flowrl.ppo import optimizer
 from flowrl.ppo.loop import Counters, start, train
 from flowrl.ppo.loss import Hyperparameters
 from flowrl.ppo.programs import begin_programs
+from flowrl.ppo.rollout import RolloutState, rollout
 from flowrl.ppo.sharding import num_shards, shard_size, with_shards
 from flowrl.ppo.update import TrainState
 from tests.networks.making import init_experts
@@ -116,3 +118,28 @@ def test_a_gpu_steps_all_environments_at_once(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
     assert num_shards(with_shards(PPOConfig(num_envs=1024))) == 1
+
+
+class Turned(Relay):
+    """Takes the other one of two actions, and pays the number of what it takes."""
+
+    def action_of(self, state, choice):
+        return 1 - choice
+
+    def earned(self, state, actions):
+        return actions
+
+
+def test_the_game_takes_the_turned_action_and_the_choice_is_learnt_from():
+    env = Turned()
+    experts = init_experts(ActorCritic(2, 4), jax.random.key(0), observation_size=2, num_experts=3)
+    packed, key = pack(experts), jax.random.key(1)
+    obs, begun = env.reset(key, 8)
+    _, batch = rollout(env, CONFIG, packed, RolloutState(begun, obs, key))
+    steps = batch.steps
+    assert 0 < steps.action.mean() < 1
+    np.testing.assert_array_equal(steps.output.reward, 1 - steps.action)
+    rows = steps.obs.reshape(-1, 2), steps.output.expert.ravel()
+    logits, _ = dispatch.apply(packed, *rows, activation=CONFIG.activation)
+    chances = jax.nn.log_softmax(logits)[np.arange(len(logits)), steps.action.ravel()]
+    np.testing.assert_allclose(steps.log_prob.ravel(), chances, rtol=1e-5)
