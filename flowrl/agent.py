@@ -132,7 +132,7 @@ class AgentStep(NamedTuple):
     """One action of an agent, and what came of it."""
 
     observation: np.ndarray
-    """f32[observation_size]: before the action."""
+    """f32[observation_size]: before the action, in the frame in which the expert saw it."""
     skill: str
     """The skill of the plan's step in which the action was taken."""
     step: int
@@ -142,6 +142,7 @@ class AgentStep(NamedTuple):
     expert: int
     """Global index of the expert that chose the action."""
     action: int
+    """The game's; the expert chose it in the frame of the observation."""
     reward: float
     success: bool
     """Whether the plan's last step is done now."""

@@ -144,7 +144,7 @@ class PPOConfig(Configuration):
     """Let experts also see the nearest cell of each kind and what is in front of the player. Of
     their step they see what it lacks, its time left, and where they have been."""
     egocentric: bool = True
-    """Let experts see the map turned so that the player looks up, and move in that frame."""
+    """See the map turned so that the player looks up, and move so, if the game says its moves."""
     settled_frames: FramesOrZero = 300_000
     """Frames after which an expert learns with half the learning rate, and with a quarter after
     three times as many; 0: always with the whole rate."""

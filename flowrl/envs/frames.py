@@ -14,7 +14,7 @@ import numpy as np
 
 WAYS = np.array([[0, -1], [0, 1], [-1, 0], [1, 0]])  # left, right, up, down: as rows and columns
 UP = 2  # the way of a player whose frame is the world's
-# int[4, 2, 2]: offset in the world @ TURNS[way] = offset in the frame of who looks that way.
+# int[4, 2, 2]: offset in the world @ TURNS[way] = offset in the frame of a player that looks so.
 TURNS = np.array([[[-down, right], [-right, -down]] for down, right in WAYS])
 _BACK = TURNS.swapaxes(1, 2)
 
@@ -30,7 +30,7 @@ class Frame(NamedTuple):
     """The actions that lead left, right, up and down."""
 
     def turned(self, observation: jax.Array, way: jax.Array) -> jax.Array:
-        """An observation f32 `[O]` in the frame of who looks that way: its heading is up.
+        """An observation f32 `[O]` in the frame of a player that looks that way: its heading is up.
 
         Of the map it has the square around the player that is in view in every way.
         """
@@ -43,7 +43,7 @@ class Frame(NamedTuple):
         return jnp.concatenate([cells, rest])
 
     def action_of(self, choice: jax.Array, way: jax.Array) -> jax.Array:
-        """int32 `[]`: the game's action of one that was chosen in the frame of who looks so."""
+        """int32 `[]`: the game's action for a choice in the frame of that way."""
         ways = WAYS @ _BACK  # [4, 4, 2]: of each frame's directions in the world
         to = np.array(self.moves)[(ways[:, :, None] == WAYS).all(axis=-1).argmax(axis=-1)]
         moves = choice == jnp.array(self.moves)

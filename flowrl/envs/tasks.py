@@ -173,7 +173,8 @@ class SkillEnv:
             problem = f"observe returns {list(seen.shape)}, and observation_size is {size}"
             raise ConfigError(f"{name}: {problem}; see flowrl check --game {name}")
         view, heading, frame = self.game.view, self.game.heading, self._frame
-        looks, shown = jnp.int32(UP) if heading is None else way_of(seen, heading), seen
+        looks = jnp.int32(UP) if heading is None else way_of(seen, heading)
+        shown = seen
         if frame:
             state, shown = state._replace(way=looks), frame.turned(seen, looks)
         if not self.sight or self.game.is_grid:
