@@ -324,8 +324,6 @@ def check_coverage(ppo: PPOConfig, given: Collection[str]) -> None:
     if ppo.sight and "sight" in given and find_game(ppo.env_name).is_grid:
         what = f"--sight: the game {ppo.env_name} is seen as a grid, which has nothing beside it"
         raise ConfigError(f"{what}; leave it out")
-    if ppo.egocentric and "egocentric" in given and find_game(ppo.env_name).moves is None:
-        raise ConfigError(f"--egocentric: the game {ppo.env_name} says no moves; leave it out")
     if not ppo.coverage_bonus or "coverage_bonus" not in given:
         return
     asked = f"--coverage_bonus {ppo.coverage_bonus:g}"

@@ -227,7 +227,6 @@ def test_a_game_that_is_seen_as_a_grid_trains_and_is_taken_out(gymnax, tmp_path)
     train += [*FLAGS, "--total_timesteps=2e5"]
     said = run(*train, "--sight", code=2)
     assert "--sight: the game Breakout-MinAtar is seen as a grid" in said
-    assert "says no moves; leave it out" in run(*train, "--egocentric", code=2)
     said = run(*train, "--coverage_bonus=0.1", code=2)
     assert "has no cells to visit; leave it out" in said
     assert not graph.exists()
