@@ -96,8 +96,8 @@ class PPOConfig(Configuration):
     num_devices: CountOrZero = 1
     """Devices that share the environments; 0 takes all that the run may see."""
     env_shards: Count | None = None
-    """Shards of the environments, each with keys and worlds of its own, which decides what is drawn
-    (default: the greater of devices and acting threads)."""
+    """Shards of the environments, each with keys and worlds of its own. Devices and threads do not
+    decide what is drawn (default: the greater of devices and acting threads)."""
     grad_sync_period: Count = 1
     """Updates after which the devices agree. 1 averages every gradient. More lets each device move
     its own copy of the parameters, and then averages the copies."""
@@ -474,10 +474,10 @@ def to_json(config: Configuration) -> dict[str, Any]:
 def from_json(kind: type[Config], data: Mapping[str, Any], **required: Any) -> Config:
     """Return the configuration that `to_json` made these data of, perhaps in another version.
 
-    A missing flag has its default, or its value in `required`; an unknown one is left out. Raises
-    ConfigError for a value of another type, or one that makes no sense.
+    A missing flag has its default, or its value in `required`; `egocentric` is off, as before there
+    was the flag. An unknown one is left out. Raises ConfigError for a value that makes no sense.
     """
-    default, data = kind(**required), {"egocentric": False, **data}  # as before there was the flag
+    default, data = kind(**required), {"egocentric": False, **data}
     values = {name: _read(kind, name, data[name]) for name in flags(default) if name in data}
     return checked(with_flags(default, **values))
 

@@ -239,3 +239,10 @@ def test_a_configuration_recorded_by_another_version_is_read_as_far_as_it_is_kno
     facts = to_json(PPOConfig(lr=0.5))
     del facts["gamma"]
     assert from_json(PPOConfig, {**facts, "of_the_future": 1}) == PPOConfig(lr=0.5)
+
+
+def test_a_configuration_of_an_earlier_version_is_not_egocentric():
+    facts = to_json(BottomUpConfig())
+    assert from_json(BottomUpConfig, facts).ppo.egocentric
+    del facts["egocentric"]
+    assert not from_json(BottomUpConfig, facts).ppo.egocentric

@@ -298,8 +298,6 @@ def recorded_config(graph_paths: GraphPaths) -> BottomUpConfig:
     only_graph = graph_paths.graph_json.exists() and not graph_paths.config_json.exists()
     record = asdict(read_graph_record(graph_paths)) if only_graph else None
     data = record or records.read_document(graph_paths.config_json)
-    if "egocentric" not in data and graph_paths.graph_json.exists():  # of an earlier version
-        data = {**data, "egocentric": read_graph_record(graph_paths).egocentric}
     try:
         config = configs.from_json(BottomUpConfig, data)
         find_game(config.ppo.env_name)

@@ -169,11 +169,11 @@ def show(film: Film, console: Console, *, fps: int) -> None:
 
     texts = _texts(film.captions, console.width)
     room = max(1, console.height - 1 - len(texts[0]))
-    console.show_cursor(show=False)
-    console.clear()
     before = None
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the cursor comes back, too
     try:
+        console.show_cursor(show=False)
+        console.clear()
         for frame, text, hold in zip(film.frames, texts, film.holds, strict=True):
             picture = Picture(_not_too_slim(frame), "auto", "auto")
             below = Text("\n".join(part.ljust(console.width) for part in text))

@@ -24,7 +24,8 @@ def template(tmp_path_factory) -> GraphPaths:
     train(graph_paths, WOOD, 0, {}, acted={0: 20})
     for skill in (WOOD, TABLE):
         book.record(LIBRARY[skill])
-    records.write(graph_paths.config_json, {"format": 1, "env_name": "Craftax-Classic-Symbolic-v1"})
+    flags = {"env_name": "Craftax-Classic-Symbolic-v1", "egocentric": True}
+    records.write(graph_paths.config_json, {"format": 1, **flags})
     record_graph(graph_paths, PPOConfig())
     recover_state(graph_paths)
     return graph_paths

@@ -49,6 +49,7 @@ training = {{"lr": LR}}
 
 {WOOD.reward}
 '''
+OWN = {"egocentric": True}  # as graph.json says
 BETTER = WOOD.reward.replace("return ", "return 2.0 * ")
 WORSE = WOOD.reward.replace("return ", "return 0.5 * ")
 START = "import sys, tests.tuning.place as p; p.replace_trainers(setattr); "
@@ -58,7 +59,7 @@ START += "from flowrl import cli; sys.exit(cli.main(sys.argv[1:]))"
 @pytest.fixture
 def graph(graph_paths, monkeypatch, unchanged_sigterm) -> GraphPaths:
     """A graph with the trained skill Collect Wood, whose trials have stand-ins for trainers."""
-    config = {"format": 1, "env_name": GAME, "launcher": "local", "sandbox": "none"}
+    config = {"format": 1, "env_name": GAME, "launcher": "local", "sandbox": "none"} | OWN
     records.write(graph_paths.config_json, config)
     replace_trainers(monkeypatch.setattr)
     order(graph_paths)
@@ -228,7 +229,7 @@ def test_a_contest_of_experts_that_are_no_more_is_held_again(graph, flowrl):
 def test_a_model_is_not_asked_for_trusted_code(graph, flowrl, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "x")
     text = "def task_reward(inventory):\n    return float(len(str(inventory)))"
-    config = {"format": 1, "env_name": GAME, "launcher": "local", "sandbox": "none"}
+    config = {"format": 1, "env_name": GAME, "launcher": "local", "sandbox": "none"} | OWN
     records.write(graph.config_json, {**config, "trust_skills": True})
     trusted = replace(WOOD, reward=text, trusted=True)
     keep_other_text(graph, recorded_config(graph), trusted, ())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +22,6 @@ from tests.envs.making import CLASSIC, COAL, FULL, STONE, WOOD, module_text, wit
 
 VIEW = (5, 7, 4)
 AT = jnp.zeros(2, jnp.int32)
-NORTH_UP: Any = {"way": jnp.int32(UP)}
 GAMES = pytest.mark.parametrize("name", [CLASSIC, FULL], ids=["classic", "full"])
 ALWAYS = STONE._replace(is_done="(timestep):\n    return timestep >= 3", count=1)
 
@@ -52,7 +50,7 @@ def test_the_nearest_cell_of_each_channel(data):
     others = draw.random(9)
     observation = np.concatenate([seen.ravel(), others]).astype(np.float32)
     columns, seen_last = nearest(
-        jnp.asarray(observation), VIEW, jnp.zeros((0, 2), jnp.int32), AT, **NORTH_UP
+        jnp.asarray(observation), VIEW, jnp.zeros((0, 2), jnp.int32), AT, way=jnp.int32(UP)
     )
     assert np.allclose(columns, plainly(seen))
     assert seen_last.shape == (0, 2)
@@ -75,7 +73,7 @@ def test_what_lasts_is_remembered_where_it_was_seen_last(data):
         top, left = at + margin - [rows // 2, columns // 2]
         view = world[top : top + rows, left : left + columns]
         told, seen = nearest(
-            jnp.asarray(view.ravel(), jnp.float32), VIEW, seen, jnp.asarray(at), **NORTH_UP
+            jnp.asarray(view.ravel(), jnp.float32), VIEW, seen, jnp.asarray(at), way=jnp.int32(UP)
         )
         wanted = np.reshape(plainly(view), (channels, 5))
         for channel in range(lasting):

@@ -10,15 +10,26 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from flowrl.config import PPOConfig
 from flowrl.errors import ConfigError
 from flowrl.games.adapters.navix import ACTIONS, CHANNELS, DOOR_KEY, KEY_CORRIDOR, SHAPES, game
 from flowrl.games.base import WorldStep, find_game
+from flowrl.parallel.skill_sources import check_graph_record, record_graph
+from flowrl.paths import GraphPaths
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.skill import load_library
 from flowrl.skills.validation import contract
 
 BOTH = pytest.mark.parametrize("one", [DOOR_KEY, KEY_CORRIDOR], ids=lambda one: one.name)
 EAST = 0
+
+
+def test_a_frame_that_changes_nothing_parts_no_graphs(navix, tmp_path):
+    """A graph that was begun without the flag goes on with it: the game says no moves."""
+    graph_paths = GraphPaths(tmp_path / "graph")
+    graph_paths.root.mkdir()
+    record_graph(graph_paths, PPOConfig(env_name=DOOR_KEY.name, egocentric=False))
+    check_graph_record(graph_paths, PPOConfig(env_name=DOOR_KEY.name))
 
 
 @pytest.fixture
