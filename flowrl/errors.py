@@ -63,6 +63,10 @@ class FileRefusedError(FlowrlError):
     """A file is missing, too large, not a plain file, or not of the expected form."""
 
 
+class TornFileError(FileRefusedError):
+    """A file's content is a part of what was written, or altered."""
+
+
 class FormatVersionError(FileRefusedError):
     """A file was written by a version of flowrl that this one cannot read."""
 

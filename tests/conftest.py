@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from flowrl import cli
+from flowrl import cli, storage
 from flowrl.launchers.sandbox import Confinement, compile_cache, confinement
 from tests.games.installing import tiny_game  # noqa: F401
 from tests.machine import HOST
@@ -68,6 +68,12 @@ settings.register_profile(
     "flowrl", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("flowrl")
+
+
+@pytest.fixture(autouse=True)
+def damage_is_told_at_once(monkeypatch):
+    """No other host replaces the files that a test damages."""
+    monkeypatch.setattr(storage, "CACHED_SECONDS", 0.0)
 
 
 @pytest.fixture

@@ -116,7 +116,7 @@ def read(graph_paths: GraphPaths) -> Manifest:
         return Manifest()
     path = graph_paths.manifest
     try:
-        present = _parsed(path, storage.read_bytes(path))
+        present = storage.read_parsed(path, functools.partial(_parsed, path))
     except FormatVersionError as error:
         raise GraphFormatError(str(error)) from error
     except FileRefusedError as error:

@@ -139,10 +139,7 @@ class SharedClaim:
             except FileRefusedError:
                 if not os.path.lexists(self._path):
                     return None  # given back meanwhile
-                if time.monotonic() - began > storage.CACHED_SECONDS:
-                    raise
-                time.sleep(_LOOK_SECONDS)  # it may be a new one
-                continue
+                raise
             first = first or seen
             if seen.st_mtime_ns != first.st_mtime_ns or not os.path.samestat(seen, first):
                 raise BusyError(

@@ -16,13 +16,12 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import time
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, partial
 from graphlib import CycleError, TopologicalSorter
 from itertools import filterfalse
 from pathlib import Path
@@ -30,7 +29,13 @@ from typing import Any
 
 from flowrl import storage
 from flowrl.config import ScheduleConfig
-from flowrl.errors import FileRefusedError, FormatVersionError, GraphError, NameRefusedError
+from flowrl.errors import (
+    FileRefusedError,
+    FormatVersionError,
+    GraphError,
+    NameRefusedError,
+    TornFileError,
+)
 from flowrl.launchers.base import Handle
 from flowrl.parallel.events import Command, Response, StatusChange, StopMode
 from flowrl.parallel.status import (
@@ -357,11 +362,8 @@ class StateFile:
         if not self.path.exists() and not self.path.is_symlink():
             return None
         remedy = f"restore it from a copy, or run {_recovery(str(self.path))}"
-        content = storage.read_bytes(self.path, remedy=remedy)
-        if _is_cut(content):  # another host may have just replaced it
-            time.sleep(storage.CACHED_SECONDS)
-            content = storage.read_bytes(self.path, remedy=remedy)
-        return decode(content, str(self.path))
+        parse = partial(decode, path=str(self.path))
+        return storage.read_parsed(self.path, parse, remedy=remedy)
 
     def save(self, state: SchedulerState) -> None:
         """Replace the file atomically."""
@@ -408,36 +410,31 @@ def decode(content: bytes, path: str) -> SchedulerState:
             raise ValueError(f"{min(unknown)!r} blocks a skill, and is not there")
         return state
     except (KeyError, TypeError, ValueError, GraphError, NameRefusedError) as error:
-        raise _damaged(path, f"{type(error).__name__}: {error}") from error
+        raise FileRefusedError(_damaged(path, f"{type(error).__name__}: {error}")) from error
 
 
 def _document(content: bytes, path: str) -> dict[str, Any]:
     """The JSON object in scheduler_state.json, once its checksum holds."""
-    if _is_cut(content):
-        raise _damaged(path, "its checksum does not hold")
+    head = _HEAD.match(content)
+    if head is not None and int(head[1], 16) != zlib.crc32(content[head.end() :]):
+        raise TornFileError(_damaged(path, "its checksum does not hold"))
     try:
         document = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise _damaged(path, f"{type(error).__name__}: {error}") from error
+        raise TornFileError(_damaged(path, f"{type(error).__name__}: {error}")) from error
     version = document.get("format") if isinstance(document, dict) else None
     if version != _FORMAT:
         raise FormatVersionError(
             f"{path} has format {version!r}, this flowrl reads {_FORMAT}; go on with the version "
             f"of flowrl that wrote it, or move the file away and run {_recovery(path)}"
         )
-    if _HEAD.match(content) is None:
-        raise _damaged(path, "its first line is not as it was written")
+    if head is None:
+        raise FileRefusedError(_damaged(path, "its first line is not as it was written"))
     return document
 
 
-def _is_cut(content: bytes) -> bool:
-    """Return True if the checksum in the first line is of another content."""
-    head = _HEAD.match(content)
-    return head is not None and int(head[1], 16) != zlib.crc32(content[head.end() :])
-
-
-def _damaged(path: str, why: str) -> FileRefusedError:
-    return FileRefusedError(
+def _damaged(path: str, why: str) -> str:
+    return (
         f"{path} is damaged ({why}); restore it from a copy, or run {_recovery(path)}: what has "
         "been trained is in checkpoints/ and is found again"
     )

@@ -10,8 +10,6 @@ disk: a process that can still write to the source cannot change the copy.
 At the **fault points** a test kills the process or fails the disk: `FLOWRL_FAULT=<name>:<mode>`
 names one of them. `kill` ends the process there, `raise` is an I/O error, `enospc` a full disk, and
 `torn` writes half of the data before the process is killed.
-
-`locks` and `records` are modules of their own: `from flowrl.storage import locks, records`.
 """
 
 from __future__ import annotations
@@ -26,22 +24,23 @@ import shutil
 import signal
 import stat
 import tempfile
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
-from flowrl.errors import ConfigError, FileRefusedError
+from flowrl.errors import ConfigError, FileRefusedError, TornFileError
 
 READ_LIMIT_BYTES = 64 * 2**20
-CACHED_SECONDS = 1.0  # FUSE's default: a file that another host replaced is read at its old size
+CACHED_SECONDS = 1.0  # FUSE's default: for so long a file may seem to have another size
 _PART_SUFFIX, _TRASH_SUFFIX = ".part", ".trash"
-_BEING_REMOVED = (
-    ".being_removed"  # a link in a folder that is removed in its place; no copy holds links
-)
+_BEING_REMOVED = ".being_removed"  # a link in a folder that is removed in its place
 _CHUNK_BYTES = 2**20
 _REMEDY = "restore it from a copy, or name another"
+_Parsed = TypeVar("_Parsed")
 RIGHTS = "let its owner give you the right to read it"
 _PLAIN_NEW = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 # These mean that the file itself is wrong. Others, such as a lack of descriptors, may pass.
@@ -125,23 +124,33 @@ def read_bytes(path: Path, *, limit_bytes: int = READ_LIMIT_BYTES, remedy: str =
     return content
 
 
-def read_json(
-    path: Path,
-    *,
-    limit_bytes: int = READ_LIMIT_BYTES,
-    remedy: str = _REMEDY,
-    content: bytes | None = None,
-) -> dict[str, Any]:
-    """Read one JSON object without NaN; `content` is what `read_bytes` has read already.
+def read_parsed(path: Path, parse: Callable[[bytes], _Parsed], **options: Any) -> _Parsed:
+    """Return what `parse` makes of the bytes that `read_bytes` reads; raises as both do.
 
-    Raises FileRefusedError, or as `read_bytes` does.
+    A file that another host replaces meanwhile may be cut at the size of its other content. So one
+    that `parse` refuses by TornFileError is read once more.
     """
-    if content is None:
-        content = read_bytes(path, limit_bytes=limit_bytes, remedy=remedy)
+    content = read_bytes(path, **options)
+    with suppress(TornFileError):
+        return parse(content)
+    time.sleep(CACHED_SECONDS)
+    return parse(read_bytes(path, **options))
+
+
+def read_json(
+    path: Path, *, limit_bytes: int = READ_LIMIT_BYTES, remedy: str = _REMEDY
+) -> dict[str, Any]:
+    """Read one JSON object without NaN; raises as `read_parsed` does."""
+    parse = partial(json_object, path, remedy=remedy)
+    return read_parsed(path, parse, limit_bytes=limit_bytes, remedy=remedy)
+
+
+def json_object(path: Path, content: bytes, *, remedy: str = _REMEDY) -> dict[str, Any]:
+    """Return the JSON object, without NaN, in a file's content; TornFileError: it is no JSON."""
     try:
         document = json.loads(content, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
-        raise FileRefusedError(f"{path} is not valid JSON: {error}; {remedy}") from error
+        raise TornFileError(f"{path} is not valid JSON: {error}; {remedy}") from error
     if not isinstance(document, dict):
         what = type(document).__name__
         raise FileRefusedError(f"{path} holds {what}, not a JSON object; {remedy}")

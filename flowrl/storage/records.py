@@ -35,7 +35,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from flowrl.errors import FileRefusedError, FlowrlError, FormatVersionError
-from flowrl.storage import READ_LIMIT_BYTES, read_json, write_atomic
+from flowrl.storage import READ_LIMIT_BYTES, json_object, read_json, write_atomic
 
 SEAL = "sha256"
 RESTORE = "restore it from a copy (flowrl fsck says what else is damaged)"
@@ -90,7 +90,10 @@ def read_document(
     content: bytes | None = None,
 ) -> dict[str, Any]:
     """Read a record as plain JSON values, without `format` and seal; raises as `read` does."""
-    document = read_json(path, limit_bytes=limit_bytes, remedy=remedy, content=content)
+    if content is None:
+        document = read_json(path, limit_bytes=limit_bytes, remedy=remedy)
+    else:
+        document = json_object(path, content, remedy=remedy)
     if "format" not in document:
         raise FileRefusedError(f"{path} is no record of flowrl: it has no format; {remedy}")
     version = document.pop("format")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from threading import Timer
 
 import pytest
 
+from flowrl import storage
 from flowrl.errors import FileRefusedError, FormatVersionError
 from flowrl.experts import manifest as manifests
 from flowrl.paths import GraphPaths
@@ -43,6 +45,16 @@ def test_a_manifest_comes_back_with_a_line_per_expert(graph_paths):
     assert found.experts == {index: version(index) for index in found.experts}
     lines = [line for line in graph_paths.manifest.read_text().splitlines() if '{"index"' in line]
     assert len(lines) == len(found.experts)
+
+
+def test_a_manifest_that_another_host_replaces_meanwhile_is_read_again(graph_paths, monkeypatch):
+    monkeypatch.setattr(storage, "CACHED_SECONDS", 1.0)
+    found, content = manifests.read(graph_paths), graph_paths.manifest.read_bytes()
+    graph_paths.manifest.write_bytes(content[:-20])
+    replacing = Timer(0.3, graph_paths.manifest.write_bytes, [content])
+    replacing.start()
+    assert manifests.read(graph_paths) == found
+    replacing.join()
 
 
 def test_a_manifest_without_its_seal_or_of_another_format_is_refused(graph_paths):

@@ -12,6 +12,7 @@ from threading import Timer
 
 import pytest
 
+from flowrl import storage
 from flowrl.config import ScheduleConfig
 from flowrl.errors import FileRefusedError, FormatVersionError
 from flowrl.launchers.base import ExitCause, Exited, Handle, Lost
@@ -141,7 +142,8 @@ def test_a_state_file_that_was_cut_or_grew_is_refused(change):
         decode(change(encode(state_of_all())), "there")
 
 
-def test_a_state_that_another_host_has_just_replaced_is_read_again(tmp_path):
+def test_a_state_that_another_host_has_just_replaced_is_read_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(storage, "CACHED_SECONDS", 1.0)
     path, content = tmp_path / "scheduler_state.json", encode(state_of_all())
     path.write_bytes(content[:-20])  # as a disk shows it that still has the old one's size
     replacing = Timer(0.3, path.write_bytes, [content])

@@ -6,12 +6,15 @@ import errno
 import fcntl
 import multiprocessing
 import os
+import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event, Thread
 
 import pytest
 
@@ -351,6 +354,38 @@ def test_what_is_no_json_object_is_refused(tmp_path, content, message):
     path.write_text(content)
     with pytest.raises(FileRefusedError, match=message):
         storage.read_json(path)
+
+
+@pytest.mark.skipif(shutil.which("bindfs") is None, reason="bindfs is missing")
+def test_a_file_that_is_replaced_behind_a_fuse_mount_is_read_whole(tmp_path, monkeypatch):
+    there, here = tmp_path / "there", tmp_path / "here"
+    for folder in (there, here):
+        folder.mkdir()
+    storage.write_json(there / "x.json", {})
+    if subprocess.run(["bindfs", there, here], check=False).returncode:
+        pytest.skip("no FUSE mount is allowed here")
+    over = Event()
+
+    def replace() -> None:
+        while not over.wait(0.005):
+            text = "x" * random.randrange(1000)
+            storage.write_json(there / "x.json", {"x": text}, durable=False)
+
+    def end_replacing(_seconds: float = 0.0) -> None:
+        over.set()
+        replacing.join()
+
+    monkeypatch.setattr(storage.time, "sleep", end_replacing)  # once a file was torn
+    replacing = Thread(target=replace)
+    replacing.start()
+    try:
+        for _ in range(2000):
+            assert storage.read_json(here / "x.json").keys() <= {"x"}
+            if over.is_set():
+                break
+    finally:
+        end_replacing()
+        subprocess.run(["umount", here], check=True)
 
 
 def test_a_file_over_the_limit_is_refused(tmp_path):
