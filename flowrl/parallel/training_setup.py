@@ -224,10 +224,12 @@ def _check_shapes(store: ExpertStore, run: TrainingRun, seeds: Sequence[ExpertVe
             actual, needed = seed.shapes.get(leaf), expected.get(leaf)
             if actual != needed:
                 width, *_ = seed.shapes.get("actor/dense_0/bias") or ("N",)
+                remedy = f"start with --layer_size {width}"
+                if width == run.config["layer_size"]:  # then the observations differ
+                    remedy = "go on with the version of flowrl that trained it"
                 raise ExpertShapeError(
                     f"expert {seed.index} ({seed.skill}, {store.path_of(seed)}) has {leaf} of "
-                    f"shape {actual}, this run needs {needed}; start with "
-                    f"--layer_size {width}, or in another graph folder"
+                    f"shape {actual}, this run needs {needed}; {remedy}, or in another graph folder"
                 )
 
 

@@ -334,6 +334,11 @@ def test_a_run_of_another_width_is_refused_with_the_remedy(trained):
         assert words in message
 
 
+def test_experts_that_see_other_observations_ask_for_the_version_that_trained_them(trained):
+    with pytest.raises(ExpertShapeError, match="go on with the version of flowrl that trained it"):
+        prepare(trained, PICKAXE, 50, {WOOD: 0, TABLE: 5}, config=PPOConfig(sight=False))
+
+
 def test_an_unknown_skill_is_refused_before_anything_is_made(graph_paths):
     with pytest.raises(GraphError):
         prepare(graph_paths, "Fly", 0, {})
