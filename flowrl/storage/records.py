@@ -35,7 +35,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from flowrl.errors import FileRefusedError, FlowrlError, FormatVersionError
-from flowrl.storage import READ_LIMIT_BYTES, json_object, read_json, write_atomic
+from flowrl.storage import READ_LIMIT_BYTES, json_object, read_bytes, read_json, write_atomic
 
 SEAL = "sha256"
 RESTORE = "restore it from a copy (flowrl fsck says what else is damaged)"
@@ -90,6 +90,8 @@ def read_document(
     content: bytes | None = None,
 ) -> dict[str, Any]:
     """Read a record as plain JSON values, without `format` and seal; raises as `read` does."""
+    if content is None and not sealed:  # a run's own: polls do not wait for a damaged one
+        content = read_bytes(path, limit_bytes=limit_bytes, remedy=remedy)
     if content is None:
         document = read_json(path, limit_bytes=limit_bytes, remedy=remedy)
     else:

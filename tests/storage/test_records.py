@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flowrl import storage
 from flowrl.errors import FileRefusedError, FormatVersionError
 from flowrl.storage import records
 from flowrl.storage.records import Natural, Phase, Positive, Share, Word
@@ -174,6 +175,13 @@ def test_only_files_of_other_programs_may_lack_the_seal(tmp_path):
     assert records.read_document(path, sealed=False) == {"a": 1}
     with pytest.raises(FileRefusedError, match="has no seal"):
         records.read_document(path)
+
+
+def test_what_runs_write_is_read_once(tmp_path, monkeypatch):
+    (tmp_path / "progress.json").write_text("{")
+    monkeypatch.setattr(storage.time, "sleep", lambda _: pytest.fail("it waits"))
+    with pytest.raises(FileRefusedError, match="not valid JSON"):
+        records.read(tmp_path / "progress.json", Circle, sealed=False)
 
 
 @pytest.mark.parametrize("found", [2, 0, None, True, "1", [1], 1.0], ids=repr)
