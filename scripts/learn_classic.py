@@ -12,6 +12,7 @@ achievements. The same command goes on with a folder that is there; --fresh remo
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -55,7 +56,8 @@ def train(folder: Path, minutes: float, flags: list[str], passes: int) -> int:
 
 def measured(folder: Path) -> dict[str, float]:
     """The success of every merged skill in fresh worlds, best first."""
-    merged = [row.skill for row in flowrl.status(folder) if row.status == "completed"]
+    shown = json.loads(subprocess.check_output([*FLOWRL, "status", str(folder), "--json"]))
+    merged = [row["skill"] for row in shown["skills"] if row["expert_frames"]]
     rates = {skill: flowrl.evaluate(folder, skill).success_rate for skill in merged}
     return dict(sorted(rates.items(), key=lambda rate: -rate[1]))
 
