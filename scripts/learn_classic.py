@@ -56,8 +56,10 @@ def train(folder: Path, minutes: float, flags: list[str], passes: int) -> int:
 
 def measured(folder: Path) -> dict[str, float]:
     """The success of every merged skill in fresh worlds, best first."""
-    shown = json.loads(subprocess.check_output([*FLOWRL, "status", str(folder), "--json"]))
-    merged = [row["skill"] for row in shown["skills"] if row["expert_frames"]]
+    words = [*FLOWRL, "status", str(folder), "--json"]
+    shown = subprocess.run(words, stdout=subprocess.PIPE, check=False)  # its code: how skills stand
+    skills = json.loads(shown.stdout)["skills"]
+    merged = [row["skill"] for row in skills if row["expert_frames"]]
     rates = {skill: flowrl.evaluate(folder, skill).success_rate for skill in merged}
     return dict(sorted(rates.items(), key=lambda rate: -rate[1]))
 
