@@ -133,7 +133,7 @@ def _explain(figure: Any) -> None:
     from matplotlib.patches import Patch
 
     looks = [({"facecolor": _pale(_OTHER), **look}, label) for label, _, look in _PHASES.values()]
-    looks += [({"facecolor": "white", **_RETRY}, "trains again after a failure")]
+    looks += [({"facecolor": "white", **_RETRY}, "trains on, or again after a failure")]
     looks += [({"facecolor": colour}, word) for word, colour in _OF_STATUS.items()]
     patches = [Patch(label=label, **look) for look, label in looks]
     figure.legend(handles=patches, ncols=4, loc="outside lower center", **drawing.LEGEND)
