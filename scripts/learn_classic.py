@@ -12,7 +12,6 @@ achievements. The same command goes on with a folder that is there; --fresh remo
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import sys
@@ -24,6 +23,8 @@ from benchmarking import Row, arguments, report
 
 import flowrl
 from flowrl.games.craftax import CLASSIC
+from flowrl.paths import GraphPaths
+from flowrl.reports.status import status_document
 
 MARKS = (20, 60, 120)
 LEAST = 0.8
@@ -56,9 +57,7 @@ def train(folder: Path, minutes: float, flags: list[str], passes: int) -> int:
 
 def measured(folder: Path) -> dict[str, float]:
     """The success of every merged skill in fresh worlds, best first."""
-    words = [*FLOWRL, "status", str(folder), "--json"]
-    shown = subprocess.run(words, stdout=subprocess.PIPE, check=False)  # its code: how skills stand
-    skills = json.loads(shown.stdout)["skills"]
+    skills = status_document(GraphPaths(folder))["skills"]
     merged = [row["skill"] for row in skills if row["expert_frames"]]
     rates = {skill: flowrl.evaluate(folder, skill).success_rate for skill in merged}
     return dict(sorted(rates.items(), key=lambda rate: -rate[1]))
