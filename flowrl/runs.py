@@ -28,7 +28,6 @@ from flowrl.storage.records import Natural, Phase, Positive, Share, Word
 
 logger = logging.getLogger(__name__)
 REPORT = " · update "  # in a line of a trainer's log that says how far it is, not why it ended
-_LEAST_EPISODES = 256
 _LEAST_SHARD = 32  # environments of a thread: a shard costs as much again as some twenty
 STANDALONE = "standalone"  # run id of a module trained by hand, without run.json
 SkillName = Annotated[str, display_name]
@@ -136,34 +135,6 @@ class ExpertReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rates:
-    """Shares of the newest episodes; `full` if there were as many as the window holds."""
-
-    step_success: tuple[Share, ...]  # one per step of the plan
-    mean_episode_length: float
-    mean_episode_return: float
-    episodes: Natural
-    full: bool
-
-    @property
-    def success(self) -> float:
-        """The share that succeeded at the plan's last step."""
-        return self.step_success[-1]
-
-    def reach(self, share: float) -> bool:
-        """Return whether a full window of episodes has at least this share of success."""
-        return self.full and self.success >= share
-
-
-def newest_episodes(num_envs: int, replicas: int = 1) -> int:
-    """The number of the newest episodes that a trainer's rates are of, once so many have ended.
-
-    It is a replica's share of 256, or twice the number of environments if that is more.
-    """
-    return max(-(-_LEAST_EPISODES // replicas), 2 * num_envs)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StepEnds:
     """A count of attempts at a step of the plan; begun = done + died + cut + running.
 
@@ -184,8 +155,9 @@ class StepEnds:
 class RunResult:
     """The result of a run; written last, only by a whole run.
 
-    Experts, what they have `acted` and rates are those of the update with the most success. If that
-    was not the last one, `kept_update` is its number, and `last_success_rate` that of the last.
+    Experts, what they have `acted` and rates are those of the last update, or of one before it that
+    succeeded clearly more. Then `kept_update` is its number, and `last_success_rate` that of the
+    last.
     """
 
     run_id: Word

@@ -29,8 +29,9 @@ from flowrl.command_line import to_argv
 from flowrl.config import PPOConfig
 from flowrl.parallel.training_setup import prepare_training_run
 from flowrl.paths import GraphPaths
+from flowrl.rates import Rates
 from flowrl.replicas.rounds import Offer, Round, Rounds, fold
-from flowrl.runs import Rates, RunResult, read_result
+from flowrl.runs import RunResult, read_result
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.skill import load_library
 

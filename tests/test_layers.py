@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).parents[1] / "flowrl"
 # Rooms and single files from the ground to the roof; a file's floor goes before its room's.
 FLOORS = [
     "errors redaction storage paths arguments calls config command_line games notices console"
-    " runs output llm/exchange",
+    " rates runs output llm/exchange",
     "skills launchers measures program_cache llm/client",
     "experts networks envs averaging judging llm knowledge",
     "parallel ppo",

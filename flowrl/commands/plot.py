@@ -17,8 +17,9 @@ from flowrl.errors import ConfigError, FileRefusedError
 from flowrl.output import check_output
 from flowrl.parallel.status import Completed, percent
 from flowrl.paths import RunPaths, SweepPaths, existing_graph_or_sweep, printable
+from flowrl.rates import newest_episodes
 from flowrl.reports.status import find_row, read_rows
-from flowrl.runs import newest_episodes, read_result, read_run
+from flowrl.runs import read_result, read_run
 from flowrl.tuning.outcome import paired_interval
 from flowrl.tuning.trials import open_sweep, read_trials
 from flowrl.viewing.curves import metric_picture, read_lines, skill_picture

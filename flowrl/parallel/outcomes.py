@@ -24,6 +24,7 @@ from flowrl.parallel.status import (
     StopReason,
     Waiting,
 )
+from flowrl.rates import is_clearly_more
 from flowrl.runs import REPORT, RunResult
 
 _RESUMED = (ExitCause.STOPPED, ExitCause.SERVER_KILLED)  # by no fault of the skill: the run goes on
@@ -180,7 +181,7 @@ def described(outcome: Exited | Lost) -> str:
 
 def _finished(entry: Entry, status: Running, result: RunResult, context: StepContext) -> Entry:
     least, before = context.schedule.min_success_rate, entry.trained
-    if before and not entry.anew and result.success_rate < before.success_rate:
+    if before and not entry.anew and is_clearly_more(before.success_rate, result.success_rate):
         why = f"success was {before.success_rate:.1%} before and {result.success_rate:.1%} then"
         return _failed(entry, why, context)
     if result.success_rate < least:

@@ -24,7 +24,7 @@ from flowrl.ppo.rollout import RolloutBatch, RolloutState
 from flowrl.ppo.sharding import COPIED, SPLIT, shard_size
 from flowrl.ppo.update import Stats, TrainState
 from flowrl.program_cache import Device
-from flowrl.runs import Rates
+from flowrl.rates import Rates
 
 
 class Learner(NamedTuple):

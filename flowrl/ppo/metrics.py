@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from flowrl.envs.base import COUNTS
-from flowrl.runs import Rates, newest_episodes
+from flowrl.rates import Rates, newest_episodes
 
 
 class EpisodeLog:

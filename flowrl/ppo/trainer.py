@@ -41,6 +41,7 @@ from flowrl.ppo.progress import Reporter
 from flowrl.ppo.run_io import Assignment, Best, Resumed
 from flowrl.ppo.sharding import place, shard_size, verify_distributed_setup
 from flowrl.program_cache import ProgramCache
+from flowrl.rates import is_clearly_more
 from flowrl.runs import EarlyEnd, TrainConfig
 
 _LEAST_STOCK = 256  # worlds, of all shards together
@@ -245,10 +246,11 @@ def use_compile_cache(folder: Path | None) -> None:
 def _finish(opened: Opened, update: UpdateReport, best: Best, stopped: EarlyEnd) -> None:
     """Write the final experts and result.json; remove the checkpoint.
 
-    The experts are those of the best update; of updates that are equally good, of the last one.
+    The experts are those of the last update, unless an earlier one was clearly better.
     """
-    assignment, last = opened.assignment, update.rates.success
-    is_last = not best.update or (update.rates.full and best.success <= last)
+    assignment, rates, last = opened.assignment, update.rates, update.rates.success
+    lost = not rates.full or is_clearly_more(best.success, last, episodes=rates.episodes)
+    is_last = not (best.update and lost)
     kept = Best.of(update) if is_last else best
     run_io.finish(
         assignment,

@@ -28,7 +28,7 @@ from flowrl import storage
 from flowrl.averaging.rules import OuterStep, Rule, average
 from flowrl.averaging.state import from_row, to_row
 from flowrl.errors import FileRefusedError
-from flowrl.runs import Rates
+from flowrl.rates import Rates, is_clearly_more
 from flowrl.storage import records
 from flowrl.storage.arrays import read_tensors
 from flowrl.storage.records import Natural, Share, at_least
@@ -105,9 +105,13 @@ class Rounds:
         return None
 
     def best(self, newest: Round) -> Round:
-        """The round with the most success; of equally good ones the last."""
-        number = newest.best or newest.number
-        return records.read(self.folder / str(number) / _RECORD, Round)
+        """The newest round, or an earlier one that succeeded clearly more."""
+        if newest.best in (None, newest.number):
+            return newest
+        rates, before = newest.rates, newest.best_success
+        if rates.full and not is_clearly_more(before, rates.success, episodes=rates.episodes):
+            return newest
+        return records.read(self.folder / str(newest.best) / _RECORD, Round)
 
     def mean(self, record: Round) -> dict[str, np.ndarray]:
         """The arrays of a round, those that its record names."""

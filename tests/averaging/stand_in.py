@@ -28,9 +28,10 @@ from flowrl.console import StopSignal
 from flowrl.errors import EXIT_DISK_FULL
 from flowrl.launchers.child import die_with_parent
 from flowrl.paths import RunPaths
+from flowrl.rates import Rates
 from flowrl.replicas import averager
 from flowrl.replicas.rounds import Offer, Round, Rounds
-from flowrl.runs import Rates, TrainConfig
+from flowrl.runs import TrainConfig
 from flowrl.storage import records
 
 SHAPES = {"params/kernel": (3, 40, 8), "opt_state/mu": (3, 40, 8)}
@@ -134,7 +135,7 @@ def replica(run_paths: RunPaths, number: int, fault: str) -> int:
             np.savez(run_paths.folder / "final.npz", **rounds.mean(rounds.best(record)))
         if record.ended:
             return 0
-        seen = rates(0.1 if fault != "peak" or at == 1 else 0.05)
+        seen = rates(0.1 if fault != "peak" or at == 1 else 0.02)
         arrays, offer = learned(mean, at, number), replace(offer_of(record, number), rates=seen)
         if fault == "full" or (fault == "dead" and at >= 2):
             return EXIT_DISK_FULL if fault == "full" else 1

@@ -182,12 +182,22 @@ def test_a_damaged_round_is_refused(rounds):
         rounds.mean(record)
 
 
-@pytest.mark.parametrize(("best", "kept"), [(None, "56"), (2, "256"), (5, "56")])
-def test_two_rounds_and_the_best_stay(rounds, best, kept):
+@pytest.mark.parametrize(
+    ("best", "success", "kept", "result"),
+    [
+        (None, 0.0, "56", 6),
+        (2, 0.9, "256", 2),
+        (2, 0.15, "256", 6),  # rounds have 10 %: not clearly less
+        (5, 0.9, "56", 5),
+    ],
+)
+def test_two_rounds_and_the_best_stay(rounds, best, success, kept, result):
     for number in range(1, 7):
-        rounds.offer(number, offer_of(rounds.newest(), 0), first_mean(), STATE)
-        known = best if number >= (best or 7) else None
-        rounds.commit(Round(number=number, acted=(0, 0, 0), best=known), first_mean())
+        offer = offer_of(rounds.newest(), 0)
+        rounds.offer(number, offer, first_mean(), STATE)
+        known = {"best": best, "best_success": success} if number >= (best or 7) else {}
+        record = Round(number=number, acted=(0, 0, 0), members=(offer,), **known)
+        rounds.commit(record, first_mean())
     assert "".join(sorted(path.name for path in rounds.folder.iterdir())) == kept
     newest = rounds.newest()
-    assert (newest.number, rounds.best(newest).number) == (6, best or 6)
+    assert (newest.number, rounds.best(newest).number) == (6, result)

@@ -138,8 +138,15 @@ def test_the_request_waits_for_a_scheduler_and_says_how_many_frames(place, capsy
     assert place.launches() == [WOOD, WOOD], "a small continuation does not shrink the budget"
 
 
+def test_a_continuation_with_less_success_by_chance_is_merged(place, capsys):
+    ask_for_more(place)
+    place.order({WOOD: {"success_rate": 0.55}})
+    assert train(place) == 0
+    assert row(place, capsys)["success_rate"] == 0.55
+
+
 ENDS = {
-    "less success": ({"success_rate": 0.55}, "success was 60.0% before and 55.0% then"),
+    "less success": ({"success_rate": 0.4}, "success was 60.0% before and 40.0% then"),
     "failures": ({"fails": 9}, "it was ordered to fail"),
     "too little success": ({"success_rate": 0.0}, "success was 60.0% before and 0.0% then"),
 }

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from flowrl.ppo.metrics import EpisodeLog
-from flowrl.runs import Rates
+from flowrl.rates import Rates
 
 STEPS = 64
 

@@ -11,7 +11,8 @@ from flowrl.paths import RunPaths
 from flowrl.ppo import progress
 from flowrl.ppo.loop import Counters, UpdateReport
 from flowrl.ppo.run_io import Assignment
-from flowrl.runs import REPORT, STANDALONE, PlannedStep, Rates, TrainingRun, read_progress
+from flowrl.rates import Rates
+from flowrl.runs import REPORT, STANDALONE, PlannedStep, TrainingRun, read_progress
 
 PLAN = (
     PlannedStep(skill="Collect [bold]Wood[/]", count=3, expert=0),

@@ -257,6 +257,14 @@ def test_an_expert_that_is_kept_is_credited_with_the_frames_until_then(
     assert sum(report.acted for report in result.experts) == 2 * FRAMES
 
 
+def test_the_last_update_counts_unless_an_earlier_one_was_clearly_better(run_paths, monkeypatch):
+    with_success(monkeypatch, 0.2, 0.6, 0.5, 0.4, 0.5)
+    assert trainer.run(config_of(run_paths), StopSignal()) == 0
+    result = runs.read_result(run_paths)
+    assert (result.kept_update, result.success_rate, result.last_success_rate) == (None, 0.5, None)
+    assert sum(report.acted for report in result.experts) == 5 * FRAMES
+
+
 def test_after_a_resume_success_is_unknown_until_the_window_is_full(run_paths, monkeypatch):
     with monkeypatch.context() as patched:
         with_success(patched, *[0.5] * 5, full=False)
