@@ -275,6 +275,8 @@ class GraphConfig(SourceConfig):
     """Train only what this skill needs, and the skill itself."""
     init_from: str | None = None
     """Start new experts from a copy of this trained skill's expert."""
+    contexts: bool = True
+    """Train a skill in the plan of one that needs it and is asked for: the one that asks most."""
     strict: bool = False
     """Exit with 1 also when a requested skill is completed below its --success_state_rate."""
 

@@ -112,6 +112,7 @@ class TrainingRun:
     module_sha256: Word | None = None  # of the generated module; None until it is generated
     origins: Mapping[str, str] = field(default_factory=dict)  # of values of config, by flag
     approvals: tuple[CodeApproval, ...] = ()  # on the functions of its plan's steps
+    context: SkillName | None = None  # the skill whose plan its own begins; None is an older run's
     anew: bool = False  # its own expert, although trained before, begins as a new one
     copied: ExpertVersion | None = None  # of which its own expert begins as a copy
     goal: Share = 0.0  # of its skill, if its config has a lower one, at which it ends early

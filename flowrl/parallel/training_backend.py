@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -79,6 +79,7 @@ class TrainingBackend:
         self._config = config
         self.graph = graph  # may grow while the scheduler runs
         self.skills = skills or {}
+        self.requested: Callable[[], Collection[str]] = tuple  # the skills that are asked for
         self.confinement = confinement or sandbox.confinement(
             config.launch.sandbox, graph_paths.root
         )
@@ -122,6 +123,8 @@ class TrainingBackend:
             init_from=self._config.graph.init_from,
             anew=request.anew,
             goal=goal,
+            goals=self.requested() if self._config.graph.contexts else (),
+            good=self._good(trained, config.success_state_rate),
         )
         records.write(self._graph_paths.config_json, configs.to_json(self._config))
         return self.job_of(prepared, request)
@@ -296,6 +299,13 @@ class TrainingBackend:
     def _trained(self) -> dict[str, int]:
         experts = self._store.manifest().experts
         return {version.skill: index for index, version in experts.items()}
+
+    def _good(self, trained: Mapping[str, int], rate: float) -> Iterator[str]:
+        """The trained skills that succeeded so often in their own run."""
+        for skill, expert in trained.items():
+            with suppress(FileRefusedError):  # it is not known
+                if read_result(self._graph_paths.archive(expert, skill)).success_rate >= rate:
+                    yield skill
 
     def _of(self, skill: str) -> SkillConfig:
         return self.skills.get(skill) or for_skill(self._config, of_file={}, of_toml={})

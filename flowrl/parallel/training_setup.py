@@ -106,13 +106,16 @@ def prepare_training_run(  # noqa: PLR0913
     init_from: str | None = None,
     anew: bool = False,
     goal: float = 0.0,
+    goals: Iterable[str] = (),
+    good: Iterable[str] = (),
     run_paths: RunPaths | None = None,
     records: Mapping[str, bytes] = MappingProxyType({}),
 ) -> PreparedRun:
     """Make the run folder of a skill: its module, the seeds of its experts and run.json.
 
     An earlier attempt's folder moves to `training_runs/failed/`. A new expert, or with `anew` its
-    own, begins as a copy of `init_from`'s, else of the merged skill's that it is `like`.
+    own, begins as a copy of `init_from`'s, else of the merged skill's that it is `like`. Its plan
+    is that of its context among the plans of `goals`, where it may also use skills that are `good`.
     `run_paths` and `records` are those of a trial. A refusal leaves a notice at most.
 
     Raises:
@@ -122,14 +125,16 @@ def prepare_training_run(  # noqa: PLR0913
       BusyError: a process of an earlier attempt still lives.
     """
     refuse_misplaced(graph_paths)
-    steps = graph.plan(skill)
-    experts = {step.skill: _index(step.skill, {**completed, skill: expert}) for step in steps}
+    context = graph.context(skill, goals, good=frozenset(good))
+    known = {**completed, skill: expert}
+    experts = {step.skill: _index(step.skill, known) for step in context.steps}
     run = TrainingRun(
         run_id=f"e{expert}.a{attempt}.{secrets.token_hex(4)}",
         skill=skill,
         expert=expert,
         attempt=attempt,
-        plan=planned_steps(steps, graph, experts, config.env_name),
+        plan=planned_steps(context, graph, experts, config.env_name),
+        context=context.goal,
         experts=build_remapping([*experts.values()][:-1], expert).experts,
         ancestors=(),
         config=configs.to_json(config),

@@ -13,7 +13,9 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 from types import MappingProxyType
+from typing import NamedTuple
 
 from flowrl.errors import GraphError, closest
 from flowrl.paths import printable, slug
@@ -33,6 +35,19 @@ class Choice:
     provider: str
     why: str
     others: tuple[str, ...]
+
+
+class Context(NamedTuple):
+    """Where a skill is trained: the beginning of a plan, whose last step is that skill."""
+
+    goal: str  # whose plan it is
+    plan: tuple[Step, ...]
+    length: int  # of the beginning
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """The steps of the beginning."""
+        return self.plan[: self.length]
 
 
 class SkillGraph:
@@ -148,6 +163,21 @@ class SkillGraph:
             capacity=self.capacity,
         )
         return planner.plan(Step(skill=name, count=count))
+
+    def context(self, name: str, goals: Iterable[str], *, good: Collection[str] = ()) -> Context:
+        """Where a skill is trained: its own plan, or that of one of `goals` that needs it directly.
+
+        It is the plan whose first step of the skill has the highest count, and of these most steps
+        before it. They are those of the skill's needs, and of skills that are `good`.
+        """
+        own = self.plan(name)
+        found, usable = [Context(name, own, len(own))], {*self.all_needs(name), *good}
+        for goal in (goal for goal in goals if name in self.needs(goal)):
+            plan = self.plan(goal)
+            before = list(takewhile(name.__ne__, (step.skill for step in plan)))
+            if len(before) < len(plan) and usable.issuperset(before):
+                found.append(Context(goal, plan, len(before) + 1))
+        return max(found, key=lambda each: (each.steps[-1].count, each.length))
 
     def kept(self, steps: Sequence[Step]) -> list[dict[str, int]]:
         """The items that each step of a plan leaves for later ones: see `flowrl.skills.levels`."""

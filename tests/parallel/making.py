@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -95,6 +95,7 @@ def prepare(
     config: PPOConfig = CONFIG,
     init_from: str | None = None,
     origins: Mapping[str, str] | None = None,
+    goals: Iterable[str] = (),
 ) -> PreparedRun:
     return prepare_training_run(
         graph_paths=graph_paths,
@@ -106,6 +107,7 @@ def prepare(
         config=config,
         origins=origins,
         init_from=init_from,
+        goals=goals,
     )
 
 
