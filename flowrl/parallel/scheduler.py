@@ -262,8 +262,9 @@ class SkillScheduler:
         self._report_ends(unreported)
         while self.disk.ok and self._pending and self.save():
             received = self._carry_out(self._pending.popleft())
-            if received or not self._pending:  # then, start what the callbacks have added
-                self._step(received, now, launching=self.disk.ok)
+            if received or not self._pending:  # the last step starts what the callbacks have added
+                merged = any(isinstance(event, events.MergeDone) for event in received)
+                self._step(received, now, launching=self.disk.ok and not merged)
         self.save()
         executor.archive_merged()
         if self.state.stop_mode is StopMode.STOP_NOW:

@@ -167,6 +167,21 @@ def test_a_restart_adopts_running_skills_with_the_same_run(start, world):
     assert world.ledger == [run_id]
 
 
+def test_what_a_callback_adds_starts_before_what_waits_with_less_priority(start, world):
+    scheduler = start(max_parallel_skills=1)
+    scheduler.set_callbacks(
+        on_skill_complete=lambda skill: (
+            skill == "A" and scheduler.add_skill("B", {}, ["A"], priority=1)
+        )
+    )
+    scheduler.add_skill("A", priority=1)
+    scheduler.add_skill("other")
+    scheduler.tick()
+    world.end("A")
+    scheduler.tick()
+    assert words(scheduler) == {"A": "completed", "other": "waiting", "B": "running"}
+
+
 def test_callbacks_hear_of_ends_and_may_add_skills(start, world):
     scheduler = start(max_retries=0)
     heard = []
