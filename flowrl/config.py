@@ -79,15 +79,13 @@ class PPOConfig(Configuration):
     success_state_rate: Share = 0.8
     """Stop early when this share of recent episodes succeeds at the plan's last step."""
     stop_when_stuck: bool = False
-    """Also stop when success has levelled off. If the next attempt levels off no higher, give the
-    skill up."""
+    """Also stop when success has levelled off; if the next attempt gets no higher, give up."""
     lr: AboveZero = 1e-3
     """Adam's learning rate."""
     anneal_lr: bool = True
     """Lower the learning rate linearly to zero over total_timesteps."""
     schedule_timesteps: Annotated[FramesOrZero, Needs(anneal_lr=True)] = 0
-    """Steps over which the learning rate falls, if more than total_timesteps: for a run that will
-    be continued with more."""
+    """Steps over which the learning rate falls, if more: for a run that will be continued."""
     num_envs: Count = 64
     """Environments stepped side by side; replicas share them evenly."""
     acting_threads: Count | None = None

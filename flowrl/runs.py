@@ -118,6 +118,11 @@ class TrainingRun:
     goal: Share = 0.0  # of its skill, if its config has a lower one, at which it ends early
 
     @property
+    def in_context(self) -> bool:
+        """Return whether its skill is trained in the plan of another one."""
+        return self.context not in (None, self.skill)
+
+    @property
     def trained(self) -> tuple[int, ...]:
         """The frames that each of its experts had before."""
         frames = {version.index: version.frames for version in self.ancestors}
@@ -164,8 +169,8 @@ class RunResult:
     run_id: Word
     frames: Natural
     experts: tuple[ExpertReport, ...]
-    success_rate: Share  # of the last step, over the newest episodes
-    step_success: tuple[Share, ...]  # one per step of the plan
+    success_rate: Share  # of the last step
+    step_success: tuple[Share, ...]  # as `Rates` has it
     mean_episode_length: float
     updates: Natural
     wall_seconds: float

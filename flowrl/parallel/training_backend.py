@@ -39,7 +39,7 @@ from flowrl.parallel.training_setup import (
 )
 from flowrl.paths import GraphPaths, RunPaths, session_name
 from flowrl.runs import RunResult, TrainingRun, read_result, read_run, threads_for
-from flowrl.skills.graph import SkillGraph
+from flowrl.skills.graph import Context, SkillGraph
 from flowrl.storage import records
 
 logger = logging.getLogger(__name__)
@@ -123,8 +123,7 @@ class TrainingBackend:
             init_from=self._config.graph.init_from,
             anew=request.anew,
             goal=goal,
-            goals=self.requested() if self._config.graph.contexts else (),
-            good=self._good(trained, config.success_state_rate),
+            context=self._context(request.skill, trained, config.success_state_rate),
         )
         records.write(self._graph_paths.config_json, configs.to_json(self._config))
         return self.job_of(prepared, request)
@@ -300,8 +299,13 @@ class TrainingBackend:
         experts = self._store.manifest().experts
         return {version.skill: index for index, version in experts.items()}
 
+    def _context(self, skill: str, trained: Mapping[str, int], rate: float) -> Context:
+        """The plan to train a skill in, where other skills succeeded so often in their own run."""
+        if not self._config.graph.contexts:
+            return self.graph.context(skill)
+        return self.graph.context(skill, self.requested(), good=self._good(trained, rate))
+
     def _good(self, trained: Mapping[str, int], rate: float) -> Iterator[str]:
-        """The trained skills that succeeded so often in their own run."""
         for skill, expert in trained.items():
             with suppress(FileRefusedError):  # it is not known
                 if read_result(self._graph_paths.archive(expert, skill)).success_rate >= rate:

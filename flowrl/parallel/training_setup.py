@@ -48,7 +48,7 @@ from flowrl.runs import (
     read_run,
     write_run,
 )
-from flowrl.skills.graph import SkillGraph
+from flowrl.skills.graph import Context, SkillGraph
 from flowrl.skills.skill import Skill
 from flowrl.skills.validation.cache import ApprovalStore, code_digest, parsed_function
 
@@ -106,27 +106,23 @@ def prepare_training_run(  # noqa: PLR0913
     init_from: str | None = None,
     anew: bool = False,
     goal: float = 0.0,
-    goals: Iterable[str] = (),
-    good: Iterable[str] = (),
+    context: Context | None = None,
     run_paths: RunPaths | None = None,
     records: Mapping[str, bytes] = MappingProxyType({}),
 ) -> PreparedRun:
     """Make the run folder of a skill: its module, the seeds of its experts and run.json.
 
     An earlier attempt's folder moves to `training_runs/failed/`. A new expert, or with `anew` its
-    own, begins as a copy of `init_from`'s, else of the merged skill's that it is `like`. Its plan
-    is that of its context among the plans of `goals`, where it may also use skills that are `good`.
-    `run_paths` and `records` are those of a trial. A refusal leaves a notice at most.
+    own, begins as a copy of `init_from`'s, else of the merged skill's that it is `like`. `context`
+    is its own plan by default; `run_paths` and `records` are a trial's. A refusal leaves a notice.
 
     Raises:
-      ExpertMissingError, ExpertCorruptError: an expert's files are not those that were merged.
-      ExpertShapeError: an expert has other array shapes than this run's networks.
+      ExpertMissingError, ExpertCorruptError, ExpertShapeError: an expert is not what it should be.
       SkillError: the plan cannot be made into a module.
       BusyError: a process of an earlier attempt still lives.
     """
     refuse_misplaced(graph_paths)
-    context = graph.context(skill, goals, good=frozenset(good))
-    known = {**completed, skill: expert}
+    context, known = context or graph.context(skill), {**completed, skill: expert}
     experts = {step.skill: _index(step.skill, known) for step in context.steps}
     run = TrainingRun(
         run_id=f"e{expert}.a{attempt}.{secrets.token_hex(4)}",
@@ -144,8 +140,7 @@ def prepare_training_run(  # noqa: PLR0913
         goal=goal,
     )
     store, like = ExpertStore(graph_paths), graph.skills[skill].like
-    seeds, copied = _seeds(store, run, experts), _copied(store, run, init_from, like)
-    run = replace(run, ancestors=seeds, copied=copied)
+    run = replace(run, ancestors=_seeds(store, run), copied=_copied(store, run, init_from, like))
     module = generate_module_with_remapping(run, graph.skills).encode()
     return _write_usable(store, run, {f"{expert}.py": module, **records}, run_paths)
 
@@ -201,12 +196,10 @@ def _index(dependency: int | str, completed: Mapping[str, Any]) -> int:
     return entry["expert_idx"] if isinstance(entry, Mapping) else entry
 
 
-def _seeds(
-    store: ExpertStore, run: TrainingRun, experts: Mapping[str, int]
-) -> tuple[ExpertVersion, ...]:
+def _seeds(store: ExpertStore, run: TrainingRun) -> tuple[ExpertVersion, ...]:
     """The versions that the run starts from: of its own expert, too, if it trains that on."""
     merged = store.manifest().experts
-    for name, index in experts.items():
+    for name, index in ((step.skill, step.expert) for step in run.plan):
         if index in merged and merged[index].skill != name:
             raise ExpertIndexError(
                 f"expert {index} is that of {merged[index].skill!r}, not of {name!r}; "

@@ -164,7 +164,7 @@ class SkillGraph:
         )
         return planner.plan(Step(skill=name, count=count))
 
-    def context(self, name: str, goals: Iterable[str], *, good: Collection[str] = ()) -> Context:
+    def context(self, name: str, goals: Iterable[str] = (), *, good: Iterable[str] = ()) -> Context:
         """Where a skill is trained: its own plan, or that of one of `goals` that needs it directly.
 
         It is the plan whose first step of the skill has the highest count, and of these most steps

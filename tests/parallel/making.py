@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from flowrl.runs import (
     read_run,
     write_result,
 )
-from flowrl.skills.graph import SkillGraph
+from flowrl.skills.graph import Context, SkillGraph
 from flowrl.skills.skill import load_library, parse_skill, skill_from_data
 from flowrl.skills.validation.cache import ApprovalStore
 from flowrl.skills.validation.dry_run import SkillCode
@@ -95,7 +95,7 @@ def prepare(
     config: PPOConfig = CONFIG,
     init_from: str | None = None,
     origins: Mapping[str, str] | None = None,
-    goals: Iterable[str] = (),
+    context: Context | None = None,
 ) -> PreparedRun:
     return prepare_training_run(
         graph_paths=graph_paths,
@@ -107,7 +107,7 @@ def prepare(
         config=config,
         origins=origins,
         init_from=init_from,
-        goals=goals,
+        context=context,
     )
 
 
