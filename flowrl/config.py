@@ -77,7 +77,8 @@ class PPOConfig(Configuration):
     total_timesteps: Frames = 10_000_000
     """Environment steps of one run at most, over all environments; rounded up to whole updates."""
     success_state_rate: Share = 0.8
-    """Stop early when this share of recent episodes succeeds at the plan's last step."""
+    """Stop early when this share of recent episodes succeeds at the plan's last step. In the plan
+    of another skill (--contexts), that is of the episodes that come to it."""
     stop_when_stuck: bool = False
     """Also stop when success has levelled off; if the next attempt gets no higher, give up."""
     lr: AboveZero = 1e-3
@@ -97,8 +98,7 @@ class PPOConfig(Configuration):
     """Shards of the environments, each with keys and worlds of its own. Devices and threads do not
     decide what is drawn (default: the greater of devices and acting threads)."""
     grad_sync_period: Count = 1
-    """Updates after which the devices agree. 1 averages every gradient. More lets each device move
-    its own copy of the parameters, and then averages the copies."""
+    """Updates after which devices agree: 1 averages all gradients, more their moved parameters."""
     replicas: Count = 1
     """Trainers of one run, each with worlds of its own, whose experts are averaged in rounds."""
     average_every: Annotated[Count, Needs(replicas=2)] = 5
@@ -274,7 +274,7 @@ class GraphConfig(SourceConfig):
     init_from: str | None = None
     """Start new experts from a copy of this trained skill's expert."""
     contexts: bool = True
-    """Train a skill in the plan of one that needs it and is asked for: the one that asks most."""
+    """Train a skill in the plan of the first skill asked for that needs it, not in its own."""
     strict: bool = False
     """Exit with 1 also when a requested skill is completed below its --success_state_rate."""
 

@@ -165,19 +165,19 @@ class SkillGraph:
         return planner.plan(Step(skill=name, count=count))
 
     def context(self, name: str, goals: Iterable[str] = (), *, good: Iterable[str] = ()) -> Context:
-        """Where a skill is trained: its own plan, or that of one of `goals` that needs it directly.
+        """Where a skill is trained: in the plan of the first of `goals` that needs it directly.
 
-        It is the plan whose first step of the skill has the highest count, and of these most steps
-        before it. They are those of the skill's needs, and of skills that are `good`.
+        That must begin otherwise than its own plan, up to the first step of the skill. The steps
+        before are of its needs, or of skills that are `good`. Else it is trained in its own plan.
         """
-        own = self.plan(name)
-        found, usable = [Context(name, own, len(own))], {*self.all_needs(name), *good}
+        own, usable = self.plan(name), {*self.all_needs(name), *good}
         for goal in (goal for goal in goals if name in self.needs(goal)):
             plan = self.plan(goal)
             before = list(takewhile(name.__ne__, (step.skill for step in plan)))
-            if len(before) < len(plan) and usable.issuperset(before):
-                found.append(Context(goal, plan, len(before) + 1))
-        return max(found, key=lambda each: (each.steps[-1].count, each.length))
+            steps = plan[: len(before) + 1]
+            if usable.issuperset(before) and steps[-1].skill == name and steps != own:
+                return Context(goal, plan, len(steps))
+        return Context(name, own, len(own))
 
     def kept(self, steps: Sequence[Step]) -> list[dict[str, int]]:
         """The items that each step of a plan leaves for later ones: see `flowrl.skills.levels`."""

@@ -205,7 +205,7 @@ def test_run_json_says_what_the_run_is(trained):
 def test_a_skill_of_another_s_plan_sees_what_that_one_needs_later(graph_paths):
     alone = prepare(graph_paths, WOOD, 0, {}).run
     assert (alone.context, alone.plan[0].count, dict(alone.plan[0].keeps)) == (WOOD, 1, {})
-    context = GRAPH.context(WOOD, (TABLE, PICKAXE))
+    context = GRAPH.context(WOOD, (PICKAXE, TABLE))
     run = read_run(prepare(graph_paths, WOOD, 0, {}, attempt=2, context=context).run_paths)
     assert [(step.skill, step.count, dict(step.gains)) for step in run.plan] == [
         (WOOD, 3, {"wood": 3})
