@@ -38,7 +38,7 @@ class Choice:
 
 
 class Context(NamedTuple):
-    """Where a skill is trained: the beginning of a plan, whose last step is that skill."""
+    """The beginning of a plan in which a skill is trained; its last step is that skill."""
 
     goal: str  # whose plan it is
     plan: tuple[Step, ...]
@@ -165,10 +165,10 @@ class SkillGraph:
         return planner.plan(Step(skill=name, count=count))
 
     def context(self, name: str, goals: Iterable[str] = (), *, good: Iterable[str] = ()) -> Context:
-        """Where a skill is trained: in the plan of the first of `goals` that needs it directly.
+        """The plan to train a skill in: that of the first of `goals` that needs it directly.
 
         That must begin otherwise than its own plan, up to the first step of the skill. The steps
-        before are of its needs, or of skills that are `good`. Else it is trained in its own plan.
+        before are of its needs, or of skills that are `good`. Else it is its own plan.
         """
         own, usable = self.plan(name), {*self.all_needs(name), *good}
         for goal in (goal for goal in goals if name in self.needs(goal)):
