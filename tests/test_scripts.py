@@ -130,6 +130,7 @@ def test_a_python_that_is_named_and_unfit_is_refused(machine):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(2400)
 def test_sixteen_skills_of_classic_are_mastered_after_twenty_minutes(tmp_path):
     figures = tmp_path / "classic.json"
     program = [sys.executable, "scripts/learn_classic.py", "--folder", tmp_path / "graph"]
