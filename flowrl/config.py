@@ -77,16 +77,17 @@ class PPOConfig(Configuration):
     total_timesteps: Frames = 10_000_000
     """Environment steps of one run at most, over all environments; rounded up to whole updates."""
     success_state_rate: Share = 0.8
-    """Stop early when this share of recent episodes succeeds at the plan's last step. In the plan
-    of another skill (--contexts), that is of the episodes that come to it."""
+    """Stop early when this share of recent episodes succeeds at the plan's last step."""
     stop_when_stuck: bool = False
-    """Also stop when success has levelled off; if the next attempt gets no higher, give up."""
+    """Also stop when success has levelled off. If the next attempt levels off no higher, give the
+    skill up."""
     lr: AboveZero = 1e-3
     """Adam's learning rate."""
     anneal_lr: bool = True
     """Lower the learning rate linearly to zero over total_timesteps."""
     schedule_timesteps: Annotated[FramesOrZero, Needs(anneal_lr=True)] = 0
-    """Steps over which the learning rate falls, if more: for a run that will be continued."""
+    """Steps over which the learning rate falls, if more than total_timesteps: for a run that will
+    be continued with more."""
     num_envs: Count = 64
     """Environments stepped side by side; replicas share them evenly."""
     acting_threads: Count | None = None
@@ -98,7 +99,8 @@ class PPOConfig(Configuration):
     """Shards of the environments, each with keys and worlds of its own. Devices and threads do not
     decide what is drawn (default: the greater of devices and acting threads)."""
     grad_sync_period: Count = 1
-    """Updates after which devices agree: 1 averages all gradients, more their moved parameters."""
+    """Updates after which the devices agree. 1 averages every gradient. More lets each device move
+    its own copy of the parameters, and then averages the copies."""
     replicas: Count = 1
     """Trainers of one run, each with worlds of its own, whose experts are averaged in rounds."""
     average_every: Annotated[Count, Needs(replicas=2)] = 5
@@ -273,8 +275,6 @@ class GraphConfig(SourceConfig):
     """Train only what this skill needs, and the skill itself."""
     init_from: str | None = None
     """Start new experts from a copy of this trained skill's expert."""
-    contexts: bool = True
-    """Train a skill in the plan of the first skill asked for that needs it, not in its own."""
     strict: bool = False
     """Exit with 1 also when a requested skill is completed below its --success_state_rate."""
 

@@ -13,13 +13,9 @@ _Z = 3.3  # one-sided, at 5 % over the hundred windows of a run: what the best o
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """Shares of the newest episodes; `full` if there were as many as the window holds.
+    """Shares of the newest episodes; `full` if there were as many as the window holds."""
 
-    `step_success` has one per step of the plan. In the plan of another skill the last one is that
-    of the episodes that came to this step.
-    """
-
-    step_success: tuple[Share, ...]
+    step_success: tuple[Share, ...]  # one per step of the plan
     mean_episode_length: float
     mean_episode_return: float
     episodes: Natural
@@ -27,7 +23,7 @@ class Rates:
 
     @property
     def success(self) -> float:
-        """The share of the plan's last step."""
+        """The share that succeeded at the plan's last step."""
         return self.step_success[-1]
 
     def reach(self, share: float) -> bool:

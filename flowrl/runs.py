@@ -112,15 +112,9 @@ class TrainingRun:
     module_sha256: Word | None = None  # of the generated module; None until it is generated
     origins: Mapping[str, str] = field(default_factory=dict)  # of values of config, by flag
     approvals: tuple[CodeApproval, ...] = ()  # on the functions of its plan's steps
-    context: SkillName | None = None  # the skill whose plan its own begins; None is an older run's
     anew: bool = False  # its own expert, although trained before, begins as a new one
     copied: ExpertVersion | None = None  # of which its own expert begins as a copy
     goal: Share = 0.0  # of its skill, if its config has a lower one, at which it ends early
-
-    @property
-    def in_context(self) -> bool:
-        """Return whether its skill is trained in the plan of another one."""
-        return self.context not in (None, self.skill)
 
     @property
     def trained(self) -> tuple[int, ...]:
@@ -169,8 +163,8 @@ class RunResult:
     run_id: Word
     frames: Natural
     experts: tuple[ExpertReport, ...]
-    success_rate: Share  # of the last step
-    step_success: tuple[Share, ...]  # as `Rates` has it
+    success_rate: Share  # of the last step, over the newest episodes
+    step_success: tuple[Share, ...]  # one per step of the plan
     mean_episode_length: float
     updates: Natural
     wall_seconds: float

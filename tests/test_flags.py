@@ -210,17 +210,6 @@ def init_from(bench):
 
 
 @arrives
-def contexts(bench):
-    plans = []
-    for words in [], ["--no_contexts"]:
-        backend = bench.backend(*words)
-        backend.requested = lambda: (WOOD, TABLE)
-        backend.prepare(RunRequest(skill=WOOD, expert=0, attempt=1 + len(plans)))
-        plans.append(read_run(bench.graph_paths.run(0, WOOD)))
-    assert [(run.context, run.plan[0].count) for run in plans] == [(TABLE, 2), (WOOD, 1)]
-
-
-@arrives
 def skills_dir(bench):
     folder = bench.folder / "mine"
     folder.mkdir()

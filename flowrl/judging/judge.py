@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -18,7 +17,6 @@ from safetensors.numpy import save
 
 from flowrl.errors import FileRefusedError, FlowrlError
 from flowrl.llm.exchange import Cost
-from flowrl.measures.causes import success_of
 from flowrl.runs import RunResult
 from flowrl.skills.skill import Skill
 from flowrl.storage.arrays import read_tensors
@@ -118,8 +116,9 @@ class RuleJudge:
         result = self.results.get(item.skill)
         if result is None or not isinstance(item, Trajectory):
             return judgement(self, None, f"no run of {item.skill} was measured")
+        rates = (1.0, *result.step_success)
         step = int(item.steps[-1, item.names.index(PLAN_STEP)])
-        share = math.prod(success_of(end) or 0.0 for end in result.step_ends[step:])
+        share = rates[-1] / rates[step] if rates[step] else 0.0
         score = min(max(share, _LEAST_CHANCE), 1 - _LEAST_CHANCE)
         why = f"{share:.0%} of the run's episodes that came to step {step + 1} completed the plan"
         return judgement(self, score, why)

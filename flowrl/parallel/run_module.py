@@ -13,17 +13,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from flowrl.games.base import COUNT, find_game
 from flowrl.paths import printable
 from flowrl.runs import PlannedStep, Remapping, TrainingRun
-from flowrl.skills.graph import Context, SkillGraph
-from flowrl.skills.skill import ON_FLOOR, Skill
+from flowrl.skills.graph import SkillGraph
+from flowrl.skills.skill import ON_FLOOR, Skill, Step
 from flowrl.skills.validation.cache import parsed_function
 
 
 def planned_steps(
-    context: Context, graph: SkillGraph, experts: Mapping[str, int], env_name: str
+    steps: Sequence[Step], graph: SkillGraph, experts: Mapping[str, int], env_name: str
 ) -> tuple[PlannedStep, ...]:
-    """The lines of a run's plan, which keep what the whole plan of its context needs later."""
-    items, steps, planned = find_game(env_name).items, context.steps, []
-    for number, (step, kept) in enumerate(zip(steps, graph.kept(context.plan), strict=False)):
+    """The lines of a run's plan for the steps of a skill's plan."""
+    items, planned = find_game(env_name).items, []
+    for number, (step, kept) in enumerate(zip(steps, graph.kept(steps), strict=True)):
         skill, before = graph.skills[step.skill], [graph.skills[it.skill] for it in steps[:number]]
         line = PlannedStep(
             skill=step.skill,

@@ -110,7 +110,6 @@ def train_graph(config: BottomUpConfig, *, screen: Screen) -> int:
         )
         backend.merge_while(scheduler.check_lock)
         flow = _flow_of(config.graph, opened, scheduler)
-        backend.requested = lambda: flow.requested
         feeder = Feeder(flow, opened.sources, scheduler, skills=skills, analyser=analyser)
         end = partial(_end, scheduler, (notifier, filmer), feeder=feeder)
         scheduler.set_callbacks(

@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import os
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -39,7 +39,7 @@ from flowrl.parallel.training_setup import (
 )
 from flowrl.paths import GraphPaths, RunPaths, session_name
 from flowrl.runs import RunResult, TrainingRun, read_result, read_run, threads_for
-from flowrl.skills.graph import Context, SkillGraph
+from flowrl.skills.graph import SkillGraph
 from flowrl.storage import records
 
 logger = logging.getLogger(__name__)
@@ -79,7 +79,6 @@ class TrainingBackend:
         self._config = config
         self.graph = graph  # may grow while the scheduler runs
         self.skills = skills or {}
-        self.requested: Callable[[], Collection[str]] = tuple  # the skills that are asked for
         self.confinement = confinement or sandbox.confinement(
             config.launch.sandbox, graph_paths.root
         )
@@ -123,7 +122,6 @@ class TrainingBackend:
             init_from=self._config.graph.init_from,
             anew=request.anew,
             goal=goal,
-            context=self._context(request.skill, trained, config.success_state_rate),
         )
         records.write(self._graph_paths.config_json, configs.to_json(self._config))
         return self.job_of(prepared, request)
@@ -298,18 +296,6 @@ class TrainingBackend:
     def _trained(self) -> dict[str, int]:
         experts = self._store.manifest().experts
         return {version.skill: index for index, version in experts.items()}
-
-    def _context(self, skill: str, trained: Mapping[str, int], rate: float) -> Context:
-        """The plan to train a skill in, where other skills succeeded so often in their own run."""
-        if not self._config.graph.contexts:
-            return self.graph.context(skill)
-        return self.graph.context(skill, self.requested(), good=self._good(trained, rate))
-
-    def _good(self, trained: Mapping[str, int], rate: float) -> Iterator[str]:
-        for skill, expert in trained.items():
-            with suppress(FileRefusedError):  # it is not known
-                if read_result(self._graph_paths.archive(expert, skill)).success_rate >= rate:
-                    yield skill
 
     def _of(self, skill: str) -> SkillConfig:
         return self.skills.get(skill) or for_skill(self._config, of_file={}, of_toml={})

@@ -48,7 +48,7 @@ from flowrl.runs import (
     read_run,
     write_run,
 )
-from flowrl.skills.graph import Context, SkillGraph
+from flowrl.skills.graph import SkillGraph
 from flowrl.skills.skill import Skill
 from flowrl.skills.validation.cache import ApprovalStore, code_digest, parsed_function
 
@@ -106,31 +106,30 @@ def prepare_training_run(  # noqa: PLR0913
     init_from: str | None = None,
     anew: bool = False,
     goal: float = 0.0,
-    context: Context | None = None,
     run_paths: RunPaths | None = None,
     records: Mapping[str, bytes] = MappingProxyType({}),
 ) -> PreparedRun:
     """Make the run folder of a skill: its module, the seeds of its experts and run.json.
 
     An earlier attempt's folder moves to `training_runs/failed/`. A new expert, or with `anew` its
-    own, begins as a copy of `init_from`'s, else of the merged skill's that it is `like`. `context`
-    is its own plan by default; `run_paths` and `records` are a trial's. A refusal leaves a notice.
+    own, begins as a copy of `init_from`'s, else of the merged skill's that it is `like`.
+    `run_paths` and `records` are those of a trial. A refusal leaves a notice at most.
 
     Raises:
-      ExpertMissingError, ExpertCorruptError, ExpertShapeError: an expert is not what it should be.
+      ExpertMissingError, ExpertCorruptError: an expert's files are not those that were merged.
+      ExpertShapeError: an expert has other array shapes than this run's networks.
       SkillError: the plan cannot be made into a module.
       BusyError: a process of an earlier attempt still lives.
     """
     refuse_misplaced(graph_paths)
-    context, known = context or graph.context(skill), {**completed, skill: expert}
-    experts = {step.skill: _index(step.skill, known) for step in context.steps}
+    steps = graph.plan(skill)
+    experts = {step.skill: _index(step.skill, {**completed, skill: expert}) for step in steps}
     run = TrainingRun(
         run_id=f"e{expert}.a{attempt}.{secrets.token_hex(4)}",
         skill=skill,
         expert=expert,
         attempt=attempt,
-        plan=planned_steps(context, graph, experts, config.env_name),
-        context=context.goal,
+        plan=planned_steps(steps, graph, experts, config.env_name),
         experts=build_remapping([*experts.values()][:-1], expert).experts,
         ancestors=(),
         config=configs.to_json(config),
@@ -140,7 +139,8 @@ def prepare_training_run(  # noqa: PLR0913
         goal=goal,
     )
     store, like = ExpertStore(graph_paths), graph.skills[skill].like
-    run = replace(run, ancestors=_seeds(store, run), copied=_copied(store, run, init_from, like))
+    seeds, copied = _seeds(store, run, experts), _copied(store, run, init_from, like)
+    run = replace(run, ancestors=seeds, copied=copied)
     module = generate_module_with_remapping(run, graph.skills).encode()
     return _write_usable(store, run, {f"{expert}.py": module, **records}, run_paths)
 
@@ -196,10 +196,12 @@ def _index(dependency: int | str, completed: Mapping[str, Any]) -> int:
     return entry["expert_idx"] if isinstance(entry, Mapping) else entry
 
 
-def _seeds(store: ExpertStore, run: TrainingRun) -> tuple[ExpertVersion, ...]:
+def _seeds(
+    store: ExpertStore, run: TrainingRun, experts: Mapping[str, int]
+) -> tuple[ExpertVersion, ...]:
     """The versions that the run starts from: of its own expert, too, if it trains that on."""
     merged = store.manifest().experts
-    for name, index in ((step.skill, step.expert) for step in run.plan):
+    for name, index in experts.items():
         if index in merged and merged[index].skill != name:
             raise ExpertIndexError(
                 f"expert {index} is that of {merged[index].skill!r}, not of {name!r}; "

@@ -6,7 +6,6 @@ so the rate at an early stop is a little high. `flowrl evaluate` measures afresh
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,16 +22,10 @@ class EpisodeLog:
     they *started*: the newest `size` of those that started at least some lag ago, and one that
     still runs counts as a failure. That is a lower bound of their success for every lag; the best
     over lags of 0, 1, 2, 4, … steps is the rate. `size` is as `newest_episodes` says.
-
-    If a skill is trained in another one's plan (`in_context`), the rate of the last task is that of
-    the episodes that came to it.
     """
 
-    def __init__(
-        self, num_envs: int, num_tasks: int, replicas: int = 1, *, in_context: bool = False
-    ) -> None:
+    def __init__(self, num_envs: int, num_tasks: int, replicas: int = 1) -> None:
         self.size = newest_episodes(num_envs, replicas)
-        self._in_context = in_context and num_tasks > 1
         self._now = 0  # steps of each environment so far
         self._running = np.zeros(num_envs, np.int64)  # when each environment's episode started
         # Of episodes that ended, in the order of their ends.
@@ -87,11 +80,7 @@ class EpisodeLog:
         """The rates of the newest episodes; zeros before the first has ended."""
         every = self._now - int(self._running.min()) + 1  # at this lag all have ended
         lags = [0, *(2**power for power in range((every - 1).bit_length())), every]
-        rates = max(map(self._at, lags), key=_preference)
-        if not self._in_context:
-            return rates
-        *before, came, last = rates.step_success
-        return replace(rates, step_success=(*before, came, last / came if came else 0.0))
+        return max(map(self._at, lags), key=_preference)
 
     def _at(self, lag: int) -> Rates:
         ended = self._start <= self._now - lag

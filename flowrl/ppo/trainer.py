@@ -36,7 +36,6 @@ from flowrl.ppo.loop import (
     start,
     train,
 )
-from flowrl.ppo.metrics import EpisodeLog
 from flowrl.ppo.programs import Programs, begin_programs, seed_words
 from flowrl.ppo.progress import Reporter
 from flowrl.ppo.run_io import Assignment, Best, Resumed
@@ -83,15 +82,13 @@ class Opened(NamedTuple):
         self, learner: Learner, counters: Counters, stop: Callable[[], int | None]
     ) -> Iterator[UpdateReport]:
         """Train until the run's end, as `loop.train` does."""
-        run, ppo = self.assignment.run, self.config.ppo
         return train(
             self.env,
-            ppo,
+            self.config.ppo,
             self.programs,
             learner=learner,
             counters=counters,
-            trained=run.trained,
-            episodes=EpisodeLog(ppo.num_envs, self.env.num_tasks, in_context=run.in_context),
+            trained=self.assignment.run.trained,
             stop=stop,
         )
 

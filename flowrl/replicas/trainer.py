@@ -82,12 +82,7 @@ class Replica:
         self._fresh, _, _ = prepare(opened)
         if not self._number:
             config.record()
-        self._episodes = EpisodeLog(
-            self._ppo.num_envs,
-            opened.env.num_tasks,
-            config.ppo.replicas,
-            in_context=opened.assignment.run.in_context,
-        )
+        self._episodes = EpisodeLog(self._ppo.num_envs, opened.env.num_tasks, config.ppo.replicas)
         self._claims = np.zeros((opened.env.num_tasks, 2), np.int64)  # of the rounds so far
 
     def train(self) -> None:

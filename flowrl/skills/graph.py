@@ -13,9 +13,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import takewhile
 from types import MappingProxyType
-from typing import NamedTuple
 
 from flowrl.errors import GraphError, closest
 from flowrl.paths import printable, slug
@@ -35,19 +33,6 @@ class Choice:
     provider: str
     why: str
     others: tuple[str, ...]
-
-
-class Context(NamedTuple):
-    """The beginning of a plan in which a skill is trained; its last step is that skill."""
-
-    goal: str  # whose plan it is
-    plan: tuple[Step, ...]
-    length: int  # of the beginning
-
-    @property
-    def steps(self) -> tuple[Step, ...]:
-        """The steps of the beginning."""
-        return self.plan[: self.length]
 
 
 class SkillGraph:
@@ -163,21 +148,6 @@ class SkillGraph:
             capacity=self.capacity,
         )
         return planner.plan(Step(skill=name, count=count))
-
-    def context(self, name: str, goals: Iterable[str] = (), *, good: Iterable[str] = ()) -> Context:
-        """The plan to train a skill in: that of the first of `goals` that needs it directly.
-
-        That must begin otherwise than its own plan, up to the first step of the skill. The steps
-        before are of its needs, or of skills that are `good`. Else it is its own plan.
-        """
-        own, usable = self.plan(name), {*self.all_needs(name), *good}
-        for goal in (goal for goal in goals if name in self.needs(goal)):
-            plan = self.plan(goal)
-            before = list(takewhile(name.__ne__, (step.skill for step in plan)))
-            steps = plan[: len(before) + 1]
-            if usable.issuperset(before) and steps[-1].skill == name and steps != own:
-                return Context(goal, plan, len(steps))
-        return Context(name, own, len(own))
 
     def kept(self, steps: Sequence[Step]) -> list[dict[str, int]]:
         """The items that each step of a plan leaves for later ones: see `flowrl.skills.levels`."""

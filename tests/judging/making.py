@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 
 from flowrl.judging.judge import PLAN_STEP, RECORDED, Recording, Trajectory
-from flowrl.runs import RunResult, StepEnds
+from flowrl.runs import RunResult
 
 NAMES = ("health", PLAN_STEP, "value")
 
@@ -29,12 +27,6 @@ def at_step(step: int, skill: str = "Dig") -> Trajectory:
 
 
 def result(*step_success: float) -> RunResult:
-    """Of a hundred episodes so many succeed at each step."""
-    counts = [100, *(round(100 * share) for share in step_success)]
-    ends = (
-        StepEnds(begun=begun, done=done, died=begun - done, cut=0, running=0, timesteps=begun)
-        for begun, done in itertools.pairwise(counts)
-    )
     return RunResult(
         run_id="r1",
         frames=1,
@@ -45,5 +37,4 @@ def result(*step_success: float) -> RunResult:
         updates=1,
         wall_seconds=1.0,
         stopped_early=False,
-        step_ends=tuple(ends),
     )

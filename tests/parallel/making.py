@@ -30,7 +30,7 @@ from flowrl.runs import (
     read_run,
     write_result,
 )
-from flowrl.skills.graph import Context, SkillGraph
+from flowrl.skills.graph import SkillGraph
 from flowrl.skills.skill import load_library, parse_skill, skill_from_data
 from flowrl.skills.validation.cache import ApprovalStore
 from flowrl.skills.validation.dry_run import SkillCode
@@ -95,7 +95,6 @@ def prepare(
     config: PPOConfig = CONFIG,
     init_from: str | None = None,
     origins: Mapping[str, str] | None = None,
-    context: Context | None = None,
 ) -> PreparedRun:
     return prepare_training_run(
         graph_paths=graph_paths,
@@ -107,7 +106,6 @@ def prepare(
         config=config,
         origins=origins,
         init_from=init_from,
-        context=context,
     )
 
 

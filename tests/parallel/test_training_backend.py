@@ -14,9 +14,8 @@ from flowrl.parallel import start
 from flowrl.parallel.events import RunRequest
 from flowrl.parallel.training_backend import TrainingBackend
 from flowrl.paths import GraphPaths
-from flowrl.runs import read_run
 from tests.commands.test_obstacles import make_odd
-from tests.parallel.making import GRAPH, WOOD, train
+from tests.parallel.making import GRAPH, WOOD
 
 
 @pytest.mark.parametrize(
@@ -66,21 +65,6 @@ def test_a_damaged_run_of_an_engine_does_not_keep_its_skill_from_being_trained(
         backend.reopen(RunRequest(skill=WOOD, expert=0, attempt=1, run_id=job.run_id))
     assert not claims.is_claimed(job.folder)  # its runner ends it
     assert backend.prepare(RunRequest(skill=WOOD, expert=0, attempt=2)).run_id != job.run_id
-
-
-@pytest.mark.parametrize(("rate", "context"), [(0.9, "Settle"), (0.95, "Collect Sapling")])
-def test_another_plan_is_walked_only_by_experts_that_came_to_the_goal(
-    graph_paths, monkeypatch, rate, context
-):
-    monkeypatch.setattr(sandbox, "problem_of", lambda _: None)
-    train(graph_paths, WOOD, 0, {}, acted={0: 50})  # with 90 %; no sapling needs it
-    flags = command_line.parse(BottomUpConfig, [f"--success_state_rate={rate}"])
-    backend = TrainingBackend(graph_paths, flags, GRAPH)
-    backend.requested = lambda: ("Settle",)
-    backend.prepare(RunRequest(skill="Collect Sapling", expert=7, attempt=1))
-    run = read_run(graph_paths.run(7, "Collect Sapling"))
-    assert (run.context, run.in_context) == (context, context == "Settle")
-    assert WOOD in {step.skill for step in run.plan} or not run.in_context
 
 
 def test_a_job_of_an_engine_is_left_to_that_engine(tmp_path):

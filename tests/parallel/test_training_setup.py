@@ -202,17 +202,6 @@ def test_run_json_says_what_the_run_is(trained):
     assert run.config["lr"] == PPOConfig().lr
 
 
-def test_a_skill_of_another_s_plan_sees_what_that_one_needs_later(graph_paths):
-    alone = prepare(graph_paths, WOOD, 0, {}).run
-    assert (alone.context, alone.plan[0].count, dict(alone.plan[0].keeps)) == (WOOD, 1, {})
-    context = GRAPH.context(WOOD, (PICKAXE, TABLE))
-    run = read_run(prepare(graph_paths, WOOD, 0, {}, attempt=2, context=context).run_paths)
-    assert [(step.skill, step.count, dict(step.gains)) for step in run.plan] == [
-        (WOOD, 3, {"wood": 3})
-    ]
-    assert (run.context, run.experts) == (PICKAXE, (0,))
-
-
 def test_a_new_expert_begins_as_a_copy_of_another_skill_s_and_only_a_new_one(trained):
     ready = prepare(trained, PICKAXE, 50, {WOOD: 0, TABLE: 5}, init_from=TABLE)
     assert content_of(ready.run_paths.seed(2)) == content_of(ready.run_paths.seed(1))

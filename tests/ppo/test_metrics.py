@@ -133,24 +133,6 @@ def test_the_rates_are_those_of_the_definition_after_every_update(num_envs, seed
     assert found.full
 
 
-@pytest.mark.parametrize(("in_context", "last"), [(False, 0.25), (True, 0.5)])
-def test_in_another_skill_s_plan_the_last_rate_is_of_the_episodes_that_came_to_it(in_context, last):
-    log = EpisodeLog(4, 3, in_context=in_context)
-    wins = np.array([[1, 1, 1], [1, 1, 0], [1, 0, 0], [0, 0, 0]], bool)[None]
-    ones = np.ones((1, 4))
-    for _ in range(64):
-        log.add(done=ones.astype(bool), task_success=wins, length=ones, total=ones)
-    found = log.rates()
-    assert found.step_success == (0.75, 0.5, last)
-    assert (found.episodes, found.full, found.success) == (256, True, last)
-
-
-def test_in_another_skill_s_plan_nobody_comes_to_the_last_step():
-    log, ones = EpisodeLog(1, 2, in_context=True), np.ones((1, 1))
-    log.add(done=ones > 0, task_success=np.zeros((1, 1, 2), bool), length=ones, total=ones)
-    assert log.rates().step_success == (0.0, 0.0)
-
-
 @pytest.mark.parametrize(
     ("episodes", "wins", "reached"),
     [(256, 205, True), (256, 204, False), (255, 255, True), (254, 254, False)],

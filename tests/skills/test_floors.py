@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from flowrl.errors import GraphError, SkillError
 from flowrl.games.craftax import FULL
 from flowrl.parallel.run_module import planned_steps
-from flowrl.skills.graph import Context, SkillGraph
+from flowrl.skills.graph import SkillGraph
 from flowrl.skills.levels import entry_needs, ephemeral_items
 from flowrl.skills.skill import Skill, load_library, skill_from_data
 from tests.counting import growth
@@ -178,8 +178,7 @@ def test_a_step_is_done_only_on_the_floor_that_the_next_ones_need():
     library = load_library(FULL.name)
     graph = SkillGraph(library.values(), capacity=FULL.capacity)
     steps = graph.plan("Enchant Sword")
-    context = Context("Enchant Sword", steps, len(steps))
-    lines = planned_steps(context, graph, {name: 0 for name in library}, FULL.name)
+    lines = planned_steps(steps, graph, {name: 0 for name in library}, FULL.name)
     names = [step.skill for step in steps]
     mines = {"on_floor": names.index("Enter Gnomish Mines")}
     assert dict(lines[names.index("Collect Diamond")].facts) == mines

@@ -315,47 +315,6 @@ def test_every_plan_with_preferred_providers_succeeds(seed, size):
         assert set(chosen.values()) == set(graph.needs(name))
 
 
-def test_a_skill_is_trained_in_the_first_plan_that_begins_otherwise_than_its_own():
-    graph = SkillGraph(BASICS)
-    for goals in ((), ("Collect Wood",), ("Collect Stone",)):
-        alone = graph.context("Collect Wood", goals)
-        assert (alone.goal, alone.steps) == ("Collect Wood", graph.plan("Collect Wood"))
-    for goals, count in ((graph.order(), 2), (("Make Stone Pickaxe", "Place Table"), 6)):
-        found = graph.context("Collect Wood", goals)
-        assert found.plan == graph.plan(found.goal)
-        assert [(step.skill, step.count) for step in found.steps] == [("Collect Wood", count)]
-
-
-def test_a_context_has_a_step_of_another_skill_only_if_that_is_good():
-    coal = skill("Collect Coal", {"coal": "n"}, {"wood_pickaxe": 1})
-    torch = skill("Make Torch", {"torch": 1}, {"stone": 1, "coal": 1})
-    graph, goals = SkillGraph([*BASICS, coal, torch]), ("Make Torch",)
-    first, second = [step.skill for step in graph.plan("Make Torch")][-3:-1]
-    assert {first, second} == {"Collect Stone", "Collect Coal"}
-    assert graph.context(second, goals).goal == second
-    found = graph.context(second, goals, good={first})
-    assert (found.goal, [step.skill for step in found.steps][-2:]) == (
-        "Make Torch",
-        [first, second],
-    )
-
-
-@settings(max_examples=150)
-@given(st.integers(0, 10**6), st.integers(1, 14))
-def test_every_context_is_the_beginning_of_a_plan(seed, size):
-    dice = random.Random(seed)
-    graph = SkillGraph(random_library(seed, size=size), capacity=100_000)
-    goals, good = (dice.sample(graph.order(), dice.randint(0, len(graph.order()))) for _ in "ab")
-    for name in graph.order():
-        found = graph.context(name, goals, good=good)
-        assert found.plan == graph.plan(found.goal)
-        names = [step.skill for step in found.steps]
-        assert names.index(name) == len(names) - 1
-        assert {*graph.all_needs(name), name, *good} >= {*names}
-        assert found.goal == name or (found.goal in goals and name in graph.needs(found.goal))
-        simulate(graph.skills, found.steps, capacity=graph.capacity)
-
-
 def embedded(*skills: Skill) -> list[Skill]:
     return [replace(made, embedded=True) for made in skills]
 
